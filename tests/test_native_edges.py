@@ -19,7 +19,7 @@ from test_native_hooks import Good
 
 from aioenv import sync
 from aioenv.inprocess.arrays import owned_info
-from aioenv.native.tasks.common import clamp, less, norm, side_by_side
+from aioenv.native.tasks.common import adjacent_view, clamp, negated, norm
 from aioenv.native.thread_pool import ThreadPool
 from aioenv.worker.making import make_registered
 
@@ -175,7 +175,7 @@ def test_cheaper_arithmetic_gives_the_same_bits():
     sorts = (np.float64(0), np.float64(0.1), np.float32(0.1), np.uint8(3), np.uint16(0), np.uint32(3), np.uint64(0))
     for weight in (0, 1, 3, 0.0, -0.0, 0.1, -2.5, True, np.True_, np.False_, *sorts):
         for column in (values[:, 0].copy(), values[:, 0].astype(np.float32)):
-            assert_same(column * less(weight), -(weight * column))
+            assert_same(column * negated(weight), -(weight * column))
     odd = np.concatenate((values[:, :2], [[np.nan, np.inf], [-np.inf, 10.0]]))
     clipped = odd.copy()
     clamp(clipped, 10)
@@ -184,13 +184,13 @@ def test_cheaper_arithmetic_gives_the_same_bits():
 
 def test_arrays_side_by_side():
     rows = np.arange(24.0).reshape(4, 6)
-    both = side_by_side(rows[:, 1:3], rows[:, 3:4])
+    both = adjacent_view(rows[:, 1:3], rows[:, 3:4])
     assert np.shares_memory(both, rows)
     assert_same(both, rows[:, 1:4])
     rows[2, 2] = 70
     assert both[2, 1] == 70
     with pytest.raises(ValueError, match="one behind the other"):
-        side_by_side(rows[:, 1:3], rows[:, 4:])
+        adjacent_view(rows[:, 1:3], rows[:, 4:])
 
 
 def test_what_has_no_bounds_overflows_as_numbers_do():

@@ -11,7 +11,7 @@ from gymnasium import Env
 from aioenv.core.arguments import check_factories, check_seconds, check_worker_env
 from aioenv.core.imports import needed_by
 from aioenv.core.programs import make_program
-from aioenv.definitions.restore import Shipped
+from aioenv.definitions.restore import FactoryReference
 from aioenv.ipc.messages import dump_code
 from aioenv.process.launch import check_start
 from aioenv.process.supervisor import Worker
@@ -33,7 +33,7 @@ async def describe_env(
     check_factories([factory])
     code = make_program([factory], 1)
     worker = Worker(
-        dump_code(partial(MetadataService, Shipped())),
+        dump_code(partial(MetadataService, FactoryReference())),
         index=0,
         slots=(0,),
         start=check_start(start),

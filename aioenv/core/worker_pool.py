@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_differing_spaces
 from aioenv.core.model_fields import ModelFields
 from aioenv.core.own_envs import check_own_envs
 from aioenv.core.programs import WorkerCode
-from aioenv.definitions.restore import Shipped
+from aioenv.definitions.restore import FactoryReference
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.ipc.memory import Shared
 from aioenv.ipc.messages import dump_code, load
@@ -167,7 +167,7 @@ class WorkerPool:
         for index, (start, stop) in enumerate(spans):
             service: Any = partial(
                 EnvService,
-                Shipped(),
+                FactoryReference(),
                 config.autoreset_mode,
                 config.find_sources,
                 resume,
@@ -181,7 +181,7 @@ class WorkerPool:
             if config.vectorized:
                 service = partial(
                     VectorService,
-                    Shipped(),
+                    FactoryReference(),
                     stop - start,
                     config.find_sources,
                     resume,

@@ -1,6 +1,8 @@
 """Step 1 of a snapshot: `DefinitionCollector` finds the definitions that some objects reach, and what those need.
 
-Every value is pickled once for trial, which finds the definitions within it, and the values that can't be sent.
+Every value is pickled once on trial, to nowhere: this finds the definitions within it, and the values that can't be
+sent. The result is a graph: roots need definitions, definitions need entries (globals, attributes, closure variables),
+and entries need definitions. `DefinitionCollector.select` picks the part that some roots need.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ class Namespace(NamedTuple):
     """The globals of some functions.
 
     Attributes:
-        kind: "main", "import" (of a module of the standard library), "copy" (of another that workers can import, but
-            do so only if they need it besides), "module" (of one that they can't import) or "private".
+        kind: "main", "import" (of a module of the standard library), "copy" (of another module that workers can import,
+            but import only if they need it for something else), "module" (of one that they can't import), "private".
         name: of the module.
         number: its number in the snapshot.
         values: the globals.
@@ -57,12 +59,12 @@ class Entry:
         kind: "global", "class" (an attribute of one), "function" (an attribute of one), "cell", or "submodule".
         target: the `Namespace`, class, function or cell that it belongs to.
         name: of the global, attribute or closure variable.
-        value: itself.
+        value: the value.
         user: the qualified name of a definition that needs it.
         error: why it can't be sent; None if it can.
-        simple: whether nothing runs when it is unpickled.
+        simple: whether unpickling it runs no code of the script.
         callables: `functools.partial` objects within it.
-        index: its place among all entries: after those that it needs itself, as far as that goes.
+        index: its place among all entries: after those that it needs itself, unless they need each other.
     """
 
     __slots__ = ("callables", "error", "index", "kind", "name", "simple", "target", "user", "value")
@@ -80,20 +82,20 @@ class Entry:
 
 
 def name_of(value: Any) -> str:
-    """The qualified name of a definition."""
+    """Return the qualified name of a definition."""
     return str(getattr(value, "__qualname__", type(value).__name__))
 
 
 class Root:
-    """Something that needs definitions, and is none itself."""
+    """An object that needs definitions and is not one itself, such as a factory."""
 
 
 class Selection(NamedTuple):
-    """A part of what was collected.
+    """A part of the collected definitions and entries.
 
     Attributes:
         definitions: classes, functions and decorated callables, in the order in which they were found.
-        entries: what they need, each after what it needs itself, as far as that goes.
+        entries: the entries that they need, each after those that it needs itself, unless they need each other.
     """
 
     definitions: list[Any]
@@ -109,13 +111,13 @@ _Step = tuple[str, Entry]
 
 
 class DefinitionCollector:
-    """Finds what some objects reach.
+    """Finds the definitions that some objects reach: step 1 of a snapshot.
 
     Args:
-        known: a table of definitions that the receiver has already; None: it has none.
+        known: the table of the definitions that the receiver has already; None: it has none.
 
     Attributes:
-        namespaces: of the functions, by id of their globals.
+        namespaces: the namespaces of functions, by the id of their globals.
         imports: names of modules that the receiver will import.
     """
 
@@ -125,7 +127,9 @@ class DefinitionCollector:
         self.imports: dict[str, None] = {}
         self._entries = 0
         self._seen: dict[int, Any] = {}  # definitions by id, in the order in which they were found
-        self._needs: dict[int, list[Any]] = {}  # what definitions, entries and roots need: definitions and entries
+        self._needs: dict[
+            int, list[Any]
+        ] = {}  # by id of a definition, entry or root: the definitions and entries that it needs
         self._cells: dict[int, Entry] = {}
         self._globals: dict[tuple[int, str], Entry] = {}
         self._submodules: dict[str, list[tuple[frozenset[str], types.ModuleType]]] = {}
@@ -133,24 +137,24 @@ class DefinitionCollector:
     # ------------------------------------------------------------ finding
 
     def reach(self, value: Any) -> Root:
-        """Collect what a value reaches.
+        """Collect the definitions that a value reaches.
 
         Raises:
-            Exception: if it can't be pickled.
+            Exception: if the value can't be pickled.
         """
         root = Root()
-        found = self._try(value, root)
+        found = self._trial_pickle(value, root)
         self._run(self._expand_all(found, root))
         return root
 
     def reach_global(self, name: str) -> Root:
-        """Collect a global of the main module, and what that reaches."""
+        """Collect a global of the main module, and the definitions that it reaches."""
         root = Root()
         self._run(self._global(self.namespace(vars(main_module())), name, "a registered env", root))
         return root
 
     def select(self, roots: Iterable[Root]) -> Selection:
-        """Select all that some roots need, directly or through others."""
+        """Select all definitions and entries that some roots need, directly or through others."""
         chosen: dict[int, Any] = {}
         todo: list[Any] = [*roots]
         while todo:
@@ -165,17 +169,17 @@ class DefinitionCollector:
         return Selection(found, entries)
 
     def kind_of(self, namespace: Namespace) -> str:
-        """The kind of a namespace in the receiver: a module that nothing else imports there is replaced by a copy."""
+        """Return the kind of a namespace in the receiver: a module that nothing else imports there becomes a copy."""
         if namespace.kind != "copy":
             return namespace.kind
         return "import" if namespace.name in self.imports else "private"
 
-    def direct(self, root: Root) -> tuple[int, ...]:
-        """Which definitions a root names itself: roots that name the same need the same."""
+    def direct_needs(self, root: Root) -> tuple[int, ...]:
+        """Return the ids of the nodes that a root needs directly; roots with equal ids need the same definitions."""
         return tuple(sorted(id(node) for node in self._needs.get(id(root), ())))
 
-    def needed_by(self, definition: Any) -> list[Entry]:
-        """The entries that a definition needs itself."""
+    def entries_of(self, definition: Any) -> list[Entry]:
+        """Return the entries that a definition needs directly."""
         return [node for node in self._needs.get(id(definition), ()) if isinstance(node, Entry)]
 
     def _need(self, owner: Any, node: Any) -> None:
@@ -196,10 +200,10 @@ class DefinitionCollector:
             found: list[Any] = []
             if type(entry.value) not in _ATOMS:
                 try:
-                    found = self._try(entry.value, entry)
+                    found = self._trial_pickle(entry.value, entry)
                 except Exception as exc:
                     if entry.kind == "function":  # a function's defaults must be a tuple, its attributes a dict
-                        found = self._try_each(entry)
+                        found = self._trial_pickle_each(entry)
                     else:
                         entry.error = f"{exc}" or type(exc).__name__
             stack.append(self._after(found, entry))
@@ -209,9 +213,9 @@ class DefinitionCollector:
         entry.simple = entry.error is None and _is_simple(entry.value)
         yield "end", entry
 
-    def _try(self, value: Any, owner: Any) -> list[Any]:
-        """Pickle a value for trial; gives the definitions that are new."""
-        trial = _Trial(self)
+    def _trial_pickle(self, value: Any, owner: Any) -> list[Any]:
+        """Pickle a value on trial; return the definitions that are new."""
+        trial = _TrialPickler(self)
         try:
             trial.dump(value)
         except Exception:
@@ -223,16 +227,16 @@ class DefinitionCollector:
             self._need(owner, item)
         if isinstance(owner, Entry):
             owner.callables = [*trial.callables.values()]
-            trial.found += [_Forward(owner, name) for name in trial.forward]
+            trial.found += [_ForwardReference(owner, name) for name in trial.forward]
         return [*trial.found, *map(_MainName, trial.named), *trial.by_name]
 
-    def _try_each(self, entry: Entry) -> list[Any]:
-        """Put an `Unsendable` in the place of each value of a function's attribute that can't be sent."""
+    def _trial_pickle_each(self, entry: Entry) -> list[Any]:
+        """Replace each value of a function's attribute that can't be sent by an `Unsendable`."""
         found: list[Any] = []
 
         def sent(name: str, value: Any) -> Any:
             try:
-                found.extend(self._try(value, entry))
+                found.extend(self._trial_pickle(value, entry))
             except Exception as exc:
                 return Unsendable(f"{entry.user}.{name}, could not be sent to the worker: {exc}")
             return value
@@ -244,23 +248,23 @@ class DefinitionCollector:
             entry.value = tuple(sent(f"{entry.name}[{index}]", item) for index, item in enumerate(value))
         return found
 
-    def note(self, obj: Any) -> bool:
-        """Note a definition; True if it is new."""
+    def add(self, obj: Any) -> bool:
+        """Add a definition; return whether it is new."""
         if id(obj) in self._seen:
             return False
         self._seen[id(obj)] = obj
         return True
 
     def has(self, obj: Any) -> bool:
-        """Whether a definition was found."""
+        """Return whether a definition was found."""
         return id(obj) in self._seen
 
     # ------------------------------------------------------------ what definitions need
 
     def _expand_all(self, found: Iterable[Any], owner: Any) -> Iterator[_Step]:
         for obj in found:
-            if isinstance(obj, _Forward):
-                yield from self._names(self._home(obj.entry), [obj.name], obj.entry.user, owner)
+            if isinstance(obj, _ForwardReference):
+                yield from self._names(self._annotation_namespace(obj.entry), [obj.name], obj.entry.user, owner)
             elif isinstance(obj, _MainName):
                 yield from self._names(self.namespace(vars(main_module())), [obj.name], "a registered env", owner)
             elif isinstance(obj, _ByName):
@@ -280,8 +284,8 @@ class DefinitionCollector:
         yield from self._own_name(obj, name_of(obj), obj)
 
     def _expand_class(self, cls: type) -> Iterator[_Step]:
-        # a class without one of its bases can't be made: this raises where it can't be sent
-        yield from self._expand_all(self._try((type(cls), cls.__bases__), cls), cls)
+        # a class can't be made without its bases: this raises if one can't be sent
+        yield from self._expand_all(self._trial_pickle((type(cls), cls.__bases__), cls), cls)
         namespace = self._module_namespace(cls.__module__)
         for name, value in class_attributes(cls):
             yield self._entry("class", cls, name, value, cls)
@@ -295,7 +299,7 @@ class DefinitionCollector:
         for cell, name in zip(function.__closure__ or (), code.co_freevars, strict=True):
             try:
                 value = cell.cell_contents
-            except ValueError:  # nothing is in it yet
+            except ValueError:  # the cell is empty
                 continue
             values.append(value)
             if id(cell) in self._cells:
@@ -316,19 +320,19 @@ class DefinitionCollector:
             yield self._entry("submodule", None, module.__name__, module, function)
 
     def _expand_lru_cached(self, function: Any) -> Iterator[_Step]:
-        yield from self._expand_all(self._try(function.__wrapped__, function), function)
+        yield from self._expand_all(self._trial_pickle(function.__wrapped__, function), function)
         attributes = {k: v for k, v in vars(function).items() if k not in ("__wrapped__", "cache_parameters")}
         if attributes:
             yield self._entry("function", function, "__dict__", attributes, function)
 
     def _expand_module(self, module: types.ModuleType) -> Iterator[_Step]:
         namespace = self.namespace(vars(module))
-        if namespace.kind != "main":  # of the main one only what is named
+        if namespace.kind != "main":  # of the main module only the names that code uses
             names = [name for name in list(vars(module)) if not (name.startswith("__") and name.endswith("__"))]
             yield from self._names(namespace, names, module.__name__, module)
 
     def _own_name(self, obj: Any, name: str, owner: Any) -> Iterator[_Step]:
-        """Give it its name in the receiver, so that the standard pickle finds it there."""
+        """Collect the global that has a definition's own name, so that the standard pickle finds it in the receiver."""
         namespace = self._module_namespace(getattr(obj, "__module__", None))
         if namespace is None:
             return
@@ -354,7 +358,7 @@ class DefinitionCollector:
             yield from self._global(namespace, name, user, owner)
 
     def _global(self, namespace: Namespace, name: str, user: str, owner: Any) -> Iterator[_Step]:
-        if name not in namespace.values or name in _GIVEN:
+        if name not in namespace.values or name in _PREDEFINED:
             return
         entry = self._globals.get((namespace.number, name))
         if entry is not None:
@@ -379,7 +383,7 @@ class DefinitionCollector:
     # ------------------------------------------------------------ namespaces
 
     def namespace(self, values: dict[str, Any]) -> Namespace:
-        """The namespace that a dict of globals is."""
+        """Return the namespace of a dict of globals."""
         found = self.namespaces.get(id(values))
         if found is None:
             name = values.get("__name__")
@@ -387,32 +391,32 @@ class DefinitionCollector:
             kind = "private"
             if values is vars(main_module()):
                 kind = "main"
-            elif (module := self._whose(name, values)) is not None:
+            elif (module := self._module_of(name, values)) is not None:
                 standard = name.partition(".")[0] in sys.stdlib_module_names
                 kind = "module" if not is_importable_module(module) else "import" if standard else "copy"
             found = self.namespaces[id(values)] = Namespace(kind, name, len(self.namespaces), values)
         return found
 
-    def _whose(self, name: str, values: dict[str, Any]) -> types.ModuleType | None:
+    def _module_of(self, name: str, values: dict[str, Any]) -> types.ModuleType | None:
         module = sys.modules.get(name)
         return module if isinstance(module, types.ModuleType) and vars(module) is values else None
 
     def module_namespace(self, module: types.ModuleType) -> Namespace:
-        """The namespace of a module that can't be imported."""
+        """Return the namespace of a module that can't be imported."""
         found = self.namespace(vars(module))
-        if found.kind == "private":  # it is in no `sys.modules`
+        if found.kind == "private":  # it is not in `sys.modules`
             found = self.namespaces[id(vars(module))] = found._replace(kind="module")
         return found
 
     def _module_namespace(self, name: Any) -> Namespace | None:
-        """The namespace of a module by its name, if its definitions travel by value."""
+        """Return the namespace of a module by its name if its definitions travel by value, else None."""
         module = sys.modules.get(name) if isinstance(name, str) else None
         if isinstance(module, types.ModuleType) and is_by_value(module.__name__):
             return self.namespace(vars(module))
         return None
 
-    def _home(self, entry: Entry) -> Namespace:
-        """The namespace that a string in an annotation is looked up in."""
+    def _annotation_namespace(self, entry: Entry) -> Namespace:
+        """Return the namespace in which the strings in an annotation are looked up."""
         if isinstance(entry.target, Namespace):
             return entry.target
         if isinstance(entry.target, types.FunctionType):
@@ -422,7 +426,7 @@ class DefinitionCollector:
 
 
 def _is_simple(value: Any, depth: int = 4) -> bool:
-    """Whether to unpickle it runs no code of the script."""
+    """Return whether unpickling a value runs no code of the script."""
     kind = type(value)
     if kind in _ATOMS or kind in (types.FunctionType, types.ModuleType, types.BuiltinFunctionType, LruCached):
         return True
@@ -437,7 +441,7 @@ def _is_simple(value: Any, depth: int = 4) -> bool:
     return False
 
 
-class _Forward(NamedTuple):
+class _ForwardReference(NamedTuple):
     """A name within a forward reference of an annotation."""
 
     entry: Entry
@@ -445,7 +449,7 @@ class _Forward(NamedTuple):
 
 
 class _ByName(NamedTuple):
-    """An object that pickles as its name."""
+    """An object that pickles as its name in a module."""
 
     value: Any
     name: str
@@ -457,13 +461,13 @@ class _MainName(NamedTuple):
     name: str
 
 
-# Names that every namespace of the receiver has already.
-_GIVEN = frozenset(("__builtins__", "__name__", "__file__", "__loader__", "__spec__", "__package__"))
+# Names that every namespace of the receiver has anyway.
+_PREDEFINED = frozenset(("__builtins__", "__name__", "__file__", "__loader__", "__spec__", "__package__"))
 _ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented)))
 
 
 def class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
-    """The attributes of a class that its receiver sets: not those that come of making it."""
+    """Yield the attributes of a class that the receiver must set: those that making the class does not set."""
     # in 3.13 setting any of the others removes `__firstlineno__`
     items = sorted([*vars(cls).items()], key=lambda item: item[0] == "__firstlineno__")
     for name, value in items:
@@ -475,7 +479,7 @@ def class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _missing(cls: Any) -> Any:
-    """A base or a metaclass that a class is made from, and that a worker can't have; None if there is none."""
+    """Return a base or a metaclass of a class that can't be sent to a worker; None if there is none."""
     for kind in (type(cls), *cls.__bases__):
         if not is_importable(kind):
             missing = _missing(kind) if is_definition(kind) else kind
@@ -484,18 +488,18 @@ def _missing(cls: Any) -> Any:
     return None
 
 
-class _Sink:
-    """Takes what a trial writes."""
+class _NullFile:
+    """Discards the bytes of a trial."""
 
     def write(self, data: Any) -> int:
         return len(data)
 
 
-class _Trial(DefinitionPickler):
-    """Pickles to nowhere, to see what is in a value."""
+class _TrialPickler(DefinitionPickler):
+    """Pickles to nowhere, to find the definitions in a value."""
 
     def __init__(self, collector: DefinitionCollector) -> None:
-        super().__init__(_Sink(), protocol=5, buffer_callback=lambda _: False)
+        super().__init__(_NullFile(), protocol=5, buffer_callback=lambda _: False)
         self._collector = collector
         self.found: list[Any] = []
         self.mentioned: dict[int, Any] = {}
@@ -505,32 +509,32 @@ class _Trial(DefinitionPickler):
         self.named: list[str] = []
         self.by_name: list[_ByName] = []
 
-    def define(self, obj: Any) -> Any:
+    def reduce_definition(self, obj: Any) -> Any:
         known = self._collector.known
-        if known is not None and (reference := known.refer(obj)) is not None:
+        if known is not None and (reference := known.reduce_known(obj)) is not None:
             return reference
         missing = _missing(obj) if isinstance(obj, type) else None
         if missing is not None:
             raise pickle.PicklingError(f"{obj!r} is made from {missing!r}, which can't be imported by its name")
         return self._note(obj)
 
-    def module(self, obj: types.ModuleType) -> Any:
+    def reduce_module(self, obj: types.ModuleType) -> Any:
         self._collector.module_namespace(obj)
         return self._note(obj)
 
     def _note(self, obj: Any) -> Any:
         self.mentioned[id(obj)] = obj
-        if self._collector.note(obj):
+        if self._collector.add(obj):
             self.found.append(obj)
         return _nothing, ()
 
-    def imported(self, module_name: str) -> None:
+    def note_import(self, module_name: str) -> None:
         self.imports[module_name] = None
 
-    def called(self, obj: Any) -> None:
+    def note_partial(self, obj: Any) -> None:
         self.callables[id(obj)] = obj
 
-    def refer_by_name(self, obj: Any, name: str) -> Any:
+    def reduce_by_name(self, obj: Any, name: str) -> Any:
         self.by_name.append(_ByName(obj, name))
 
     def reducer_override(self, obj: Any) -> Any:
@@ -544,4 +548,4 @@ class _Trial(DefinitionPickler):
 
 
 def _nothing() -> None:
-    """Stands for a definition in a trial."""
+    """Represents a definition in a trial."""

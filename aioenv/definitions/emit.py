@@ -1,7 +1,7 @@
-"""The second half of a snapshot: what was collected, as a series of pickles that a worker loads one by one.
+"""Step 2 of a snapshot: `DefinitionEmitter` writes collected definitions as pickles that a worker loads one by one.
 
-First come all definitions, empty; then what they need, simple values before those whose unpickling runs code. The
-pickles share one memo, so that an object that several of them refer to is one object in the worker.
+First come all definitions, empty; then the entries that they need, simple values before those whose unpickling runs
+code. The pickles share one memo, so an object that several of them refer to is one object in the worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["DefinitionEmitter", "source_lines"]
 OnBuffer = Callable[[pickle.PickleBuffer], Any]
 
 
-# Abstract classes that a script's classes may be registered with.
+# Abstract base classes with which the classes of a script may be registered.
 _STANDARD = [
     value
     for module in (collections.abc, numbers, os)
@@ -39,7 +39,7 @@ _STANDARD = [
 
 
 class _Reference:
-    """Stands for a namespace in a pickle."""
+    """Represents a namespace in a pickle."""
 
     def __init__(self, kind: str, namespace: Namespace) -> None:
         self._arguments = kind, namespace.name, namespace.number
@@ -49,12 +49,12 @@ class _Reference:
 
 
 class DefinitionEmitter(DefinitionPickler):
-    """Writes a snapshot.
+    """Writes definitions as pickles: step 2 of a snapshot.
 
     Args:
-        collector: what was found.
+        collector: has the definitions.
         on_buffer: takes large buffers out of band: see `pickle.Pickler`.
-        after: an emitter whose memo this one starts with: what that one has written, this one refers to.
+        after: an emitter whose memo this one starts with, so that it refers to objects which that one has written.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class DefinitionEmitter(DefinitionPickler):
             self.memo: Any = after.memo
 
     def emit_definitions(self, selection: Selection, number: Callable[[Any], int]) -> list[tuple[str, str, str]]:
-        """Write definitions and what they need.
+        """Write definitions and the entries that they need.
 
         Args:
-            selection: these.
-            number: numbers a definition.
+            selection: the definitions and entries.
+            number: gives the number of a definition.
 
         Returns:
-            Of each entry that was written its kind, its name and its user, for errors.
+            Kind, name and user of each entry that was written, for errors.
         """
         found = selection.definitions
         self.dump(found)
@@ -92,7 +92,7 @@ class DefinitionEmitter(DefinitionPickler):
         return [(entry.kind, entry.name, entry.user) for entry in ordered]
 
     def _is_imported(self, entry: Entry) -> bool:
-        """Whether it is a global of a module that the worker imports."""
+        """Return whether an entry is a global of a module that the worker imports."""
         return entry.kind == "global" and self._collector.kind_of(entry.target) == "import"
 
     def _target(self, entry: Entry) -> Any:
@@ -108,10 +108,10 @@ class DefinitionEmitter(DefinitionPickler):
 
     # ------------------------------------------------------------ definitions, empty
 
-    def define(self, obj: Any) -> Any:
-        """Make the definition, empty; what is in it comes later."""
+    def reduce_definition(self, obj: Any) -> Any:
+        """Reduce a definition to an empty one; its entries follow later."""
         known = self._collector.known
-        if known is not None and (reference := known.refer(obj)) is not None:
+        if known is not None and (reference := known.reduce_known(obj)) is not None:
             return reference
         if not self._collector.has(obj):
             raise pickle.PicklingError(f"{obj!r} was not there when its owner was pickled for trial")
@@ -134,7 +134,7 @@ class DefinitionEmitter(DefinitionPickler):
         return meta, creator, cls.__name__, cls.__bases__, attributes, "__orig_bases__" in vars(cls)
 
     def _registered(self, cls: Any, *, own: bool = False) -> list[type]:
-        """The virtual subclasses of an abstract class that the worker has, too; with `own` only definitions."""
+        """Return the virtual subclasses of an abstract class that the worker has, too; with `own` only definitions."""
         registry = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
         found = [reference() for reference in registry]
         return [
@@ -143,15 +143,15 @@ class DefinitionEmitter(DefinitionPickler):
             if kind is not None and (self._collector.has(kind) or (not own and is_importable(kind)))
         ]
 
-    def module(self, obj: types.ModuleType) -> Any:
-        """Refer to the module of that name."""
+    def reduce_module(self, obj: types.ModuleType) -> Any:
+        """Reduce a module to a reference by its name."""
         namespace = self._collector.module_namespace(obj)
         return namespace_module, (namespace.kind, namespace.name, namespace.number)
 
-    def refer_by_name(self, obj: Any, name: str) -> Any:
-        """Refer to what the receiver has by this name already, if it is the same."""
+    def reduce_by_name(self, obj: Any, name: str) -> Any:
+        """Reduce an object to a reference by name if the receiver has it under this name already."""
         known = self._collector.known
-        return None if known is None else known.refer_global(obj, name)
+        return None if known is None else known.reduce_known_global(obj, name)
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`."""
@@ -161,7 +161,7 @@ class DefinitionEmitter(DefinitionPickler):
 
 
 def source_lines(definitions: Iterable[Any]) -> dict[str, list[str]]:
-    """The source of functions that is in no file: of a notebook's cells, by their file names."""
+    """Return the source of functions that is in no file, such as that of notebook cells, by file name."""
     found: dict[str, list[str]] = {}
     for value in definitions:
         code = getattr(value, "__code__", None)

@@ -1,4 +1,4 @@
-"""In the parent: the definitions that workers have, and those that messages mention after the snapshot was taken."""
+"""`ParentTable`: the parent's table of definitions, and how definitions travel that messages mention later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from aioenv.definitions.collect import DefinitionCollector, Entry, Namespace, Selection, name_of
 from aioenv.definitions.emit import DefinitionEmitter
 from aioenv.definitions.pickling import MAIN_NAMES
-from aioenv.definitions.restore import late, make_transient, worker_global
+from aioenv.definitions.restore import load_late_definition, make_transient, worker_global
 from aioenv.definitions.table import DefinitionTable
 from aioenv.errors import warn_caller
 
@@ -18,84 +18,84 @@ __all__ = ["ParentTable"]
 
 
 class ParentTable(DefinitionTable):
-    """The definitions of a snapshot, and those that messages mention later."""
+    """The definitions of a snapshot, and those that messages mention after it was taken."""
 
     def __init__(self, token: bytes) -> None:
         super().__init__(token)
-        self._everywhere: set[int] | None = None  # numbers of what all workers have
-        self._globals: dict[str, Any] | None = None  # of the main module, that all workers have
-        self._late_globals: dict[str, Any] = {}  # of the main module, that only some workers may have
+        self._common: set[int] | None = None  # numbers of the definitions that all workers have
+        self._globals: dict[str, Any] | None = None  # globals of the main module that all workers have
+        self._late_globals: dict[str, Any] = {}  # globals that came later: some workers may lack them
         self._names: set[str] = set()  # qualified names of definitions of the snapshot
         self._imports: dict[str, None] = {}
-        self._late: dict[int, Any] = {}  # by number: how what came later is pickled, with all that came with it
+        self._late: dict[int, Any] = {}  # reductions of definitions that came later, by number
 
-    def enter(self, value: Any) -> int:
-        """The number of a definition, which may be new."""
+    def ensure_number(self, value: Any) -> int:
+        """Return the number of a definition; a new one is added."""
         number = self.number_of(value)
         if number is None:
             number = self.size
             self.add(number, value)
         return number
 
-    def note(self, selection: Selection, imports: Iterable[str]) -> None:
-        """Remember the definitions of some workers, and the values of their globals.
+    def record(self, selection: Selection, imports: Iterable[str]) -> None:
+        """Record the definitions of some workers, and the values of their globals.
 
         Args:
-            selection: the definitions, and what they need.
+            selection: the definitions, and the entries that they need.
             imports: modules that workers import.
         """
         self._imports.update(dict.fromkeys(imports))
         modules = [
             e.target.name.encode() for e in selection.entries if e.kind == "global" and e.target.kind == "module"
         ]
-        self.marks = (*dict.fromkeys((*self.marks, *modules)),)
+        self.name_markers = (*dict.fromkeys((*self.name_markers, *modules)),)
         self._names.update(name_of(value) for value in selection.definitions)
-        numbers = {self.enter(value) for value in (*selection.definitions, *selection.callables)}
-        self._everywhere = numbers if self._everywhere is None else self._everywhere & numbers
+        numbers = {self.ensure_number(value) for value in (*selection.definitions, *selection.callables)}
+        self._common = numbers if self._common is None else self._common & numbers
         values = {
-            entry.name: _held(entry.value)
+            entry.name: _weakly_held(entry.value)
             for entry in selection.entries
             if entry.kind == "global" and entry.target.kind == "main"
         }
         known = self._globals
         self._globals = values if known is None else {name: known[name] for name in values if name in known}
 
-    def refer(self, value: Any) -> Any:
-        """As `DefinitionTable`; a definition that only some workers have travels with its code."""
+    def reduce_known(self, value: Any) -> Any:
+        """As `DefinitionTable`; a definition that not all workers have travels with its code."""
         number = self.number_of(value)
         if number is None:
             return None
-        if self._everywhere is None or number in self._everywhere:
-            return super().refer(value)
+        if self._common is None or number in self._common:
+            return super().reduce_known(value)
         return self._late.get(number)
 
-    def refer_global(self, value: Any, name: str) -> Any:
+    def reduce_known_global(self, value: Any, name: str) -> Any:
         """As `DefinitionTable`."""
         known = self._globals or {}
-        return (worker_global, (name,)) if name in known and _is_held(known[name], value) else None
+        return (worker_global, (name,)) if name in known and _is_same_value(known[name], value) else None
 
-    def reduce(self, value: Any) -> Any:
-        """Pickle a definition that not all workers have.
+    def reduce_new(self, value: Any) -> Any:
+        """Reduce a definition that not all workers have, with its code.
 
-        Each worker makes a class, or a top-level function, once. A lambda or a local function is made for each message
-        and kept by no table, since every message may bring a new one.
+        Each worker makes a class or a top-level function once. A lambda or a local function is made for each message,
+        and no table keeps it, since every message may bring a new one.
         """
         collector, selection = self._collect(value)
         if _is_local(value):
             for made in selection.definitions:
                 if not _is_local(made):
-                    self.reduce(made)
-            reference = self.refer(value)
-            if reference is not None:  # one of these has brought it
+                    self.reduce_new(made)
+            reference = self.reduce_known(value)
+            if reference is not None:  # it came with one of these
                 return reference
             collector, selection = self._collect(value)
             code = self._emit(collector, selection, lambda _: -1)
             return make_transient, (self.token, selection.definitions.index(value), code)
-        code = self._emit(collector, selection, self.enter)
+        code = self._emit(collector, selection, self.ensure_number)
         for made in selection.definitions:
-            number = self.enter(made)
-            self._late[number] = late, (self.token, number, code)
-        return self.refer(value)
+            number = self.ensure_number(made)
+            self._late[number] = load_late_definition, (self.token, number, code)
+        return self.reduce_known(value)
 
     def _collect(self, value: Any) -> tuple[DefinitionCollector, Selection]:
         collector = DefinitionCollector(self)
@@ -105,15 +105,15 @@ class ParentTable(DefinitionTable):
     def _emit(
         self, collector: DefinitionCollector, selection: Selection, number: Callable[[Any], int]
     ) -> tuple[bytes, Any]:
-        """The pickles of definitions, and the descriptions of their entries."""
+        """Return the pickles of definitions, and a description of their entries."""
         definitions, entries = selection
-        for name in map(name_of, filter(self._is_anew, definitions)):
+        for name in map(name_of, filter(self._is_redefined, definitions)):
             warn_caller(
                 f"{name} was defined anew after the vector env was made: its workers keep the one that they "
                 "have, and the new one arrives there as a definition of its own; a new vector env has the new one",
                 RuntimeWarning,
             )
-        clash = any(self._is_other(entry) for entry in entries)
+        clash = any(self._differs_from_workers(entry) for entry in entries)
         for key, namespace in list(collector.namespaces.items()):
             if namespace.kind == "main" and clash:
                 collector.namespaces[key] = namespace._replace(kind="private")
@@ -123,24 +123,24 @@ class ParentTable(DefinitionTable):
             if entry.kind == "global":
                 entry.target = collector.namespaces[id(entry.target.values)]
                 if entry.target.kind == "main":
-                    self._late_globals[entry.name] = _held(entry.value)
+                    self._late_globals[entry.name] = _weakly_held(entry.value)
         emitter = DefinitionEmitter(collector, None)
-        told = emitter.emit_definitions(Selection(definitions, entries), number)
-        return emitter.file.getvalue(), told
+        described = emitter.emit_definitions(Selection(definitions, entries), number)
+        return emitter.file.getvalue(), described
 
-    def _is_anew(self, value: Any) -> bool:
-        """Whether workers have another definition under this name in the main module."""
+    def _is_redefined(self, value: Any) -> bool:
+        """Return whether workers have another definition under this name in the main module."""
         name = name_of(value)
         return name in self._names and name.isidentifier() and value.__module__ in MAIN_NAMES
 
     def _is_needed(self, entry: Entry, clash: bool) -> bool:
-        """Whether what comes later has to bring a value, rather than refer to the one that workers have."""
+        """Return whether an entry must travel, rather than be a reference to a global that workers have."""
         if entry.kind != "global" or entry.target.kind != "main":
             return True
         everywhere = self._globals is not None and entry.name in self._globals
         if not clash:
             return not everywhere
-        if self._is_other(entry):
+        if self._differs_from_workers(entry):
             return True
         if everywhere:
             entry.value, entry.error, entry.simple = _WorkerGlobal(entry.name), None, True
@@ -148,26 +148,26 @@ class ParentTable(DefinitionTable):
             entry.value, entry.simple = _WorkerGlobal(entry.name, entry.value), False
         return True
 
-    def _is_other(self, entry: Entry) -> bool:
-        """Whether a global of the main module is another one here now than in the workers."""
+    def _differs_from_workers(self, entry: Entry) -> bool:
+        """Return whether a global of the main module has another value here now than in the workers."""
         if entry.kind != "global" or not isinstance(entry.target, Namespace) or entry.target.kind != "main":
             return False
         known = self._globals or {}
-        then = known.get(entry.name, self._late_globals.get(entry.name, _NEVER))
-        return then is not _NEVER and not _is_held(then, entry.value)
+        then = known.get(entry.name, self._late_globals.get(entry.name, _MISSING))
+        return then is not _MISSING and not _is_same_value(then, entry.value)
 
 
 def _is_local(value: Any) -> bool:
-    """Whether it is a lambda, or a function within a function."""
+    """Return whether a value is a lambda, or a function within a function."""
     return not isinstance(value, type) and "<" in name_of(value)
 
 
-_NEVER = object()
+_MISSING = object()
 _ATOMS = (int, float, complex, str, bytes, bool)
 
 
 class _WorkerGlobal:
-    """Stands for a global of the workers' main module; those that may not have it get the value, too."""
+    """Refers to a global of the workers' main module; where workers may lack it, with its value."""
 
     def __init__(self, name: str, *value: Any) -> None:
         self._arguments = name, *value
@@ -176,8 +176,8 @@ class _WorkerGlobal:
         return worker_global, self._arguments
 
 
-def _held(value: Any) -> Any:
-    """A value to compare with later, which need not live for that."""
+def _weakly_held(value: Any) -> Any:
+    """Return a weak reference to a value, to compare with later; the value itself if it can't have one."""
     if isinstance(value, type | types.FunctionType):
         return value
     try:
@@ -186,11 +186,11 @@ def _held(value: Any) -> Any:
         return value
 
 
-def _is_held(held: Any, value: Any) -> bool:
-    """Whether a value is the one that was held, or one that nothing tells apart from it."""
+def _is_same_value(held: Any, value: Any) -> bool:
+    """Return whether a value is the one that was held, or can't be told from it."""
     held = held() if isinstance(held, weakref.ref) else held
     if held is value or type(held) is not type(value):
         return held is value
     if type(held) is tuple:
-        return len(held) == len(value) and all(map(_is_held, held, value))
+        return len(held) == len(value) and all(map(_is_same_value, held, value))
     return type(held) in _ATOMS and bool(held == value)

@@ -39,22 +39,22 @@ __all__ = [
 ]
 
 LruCached: Any = functools._lru_cache_wrapper
-# The second is the main module's name in a process that multiprocessing has spawned (a rank of a training, say).
+# The second is the name of the main module in a process that multiprocessing has spawned (a rank of a training, say).
 MAIN_NAMES = ("__main__", "__mp_main__")
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not part of the interpreter
-_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: one that no class statement has made
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class is not part of the interpreter
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: no class statement has made it
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _names: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 def main_module() -> types.ModuleType:
-    """The module that this program was started as."""
+    """Return the module that this program was started as."""
     return sys.modules["__main__"]
 
 
 def is_by_value(module_name: str) -> bool:
-    """Whether the definitions of a module travel by value: it is the main one, or registered with cloudpickle."""
+    """Return whether the definitions of a module travel by value: of the main one, or registered with cloudpickle."""
     if module_name in MAIN_NAMES:
         return True
     registered = cloudpickle.list_registry_pickle_by_value()
@@ -66,13 +66,13 @@ def is_by_value(module_name: str) -> bool:
 
 
 def is_importable_module(module: types.ModuleType) -> bool:
-    """Whether a worker can import a module by its name."""
+    """Return whether a worker can import a module by its name."""
     name = getattr(module, "__name__", None)
     return isinstance(name, str) and sys.modules.get(name) is module and not is_by_value(name)
 
 
 def is_importable(value: Any) -> bool:
-    """Whether a worker can import a class, function or decorated callable by its name."""
+    """Return whether a worker can import a class, function or decorated callable by its name."""
     module_name = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
     if not isinstance(module_name, str) or not isinstance(name, str) or module_name in MAIN_NAMES:
@@ -89,7 +89,7 @@ def is_importable(value: Any) -> bool:
 
 
 def is_definition(value: Any) -> bool:
-    """Whether a value is a class, function or decorated callable that a worker can't import."""
+    """Return whether a value is a class, function or decorated callable that a worker can't import."""
     kind = type(value)
     if kind is types.FunctionType or kind is LruCached:
         return not is_importable(value)
@@ -98,7 +98,7 @@ def is_definition(value: Any) -> bool:
 
 
 def names_in_code(code: types.CodeType) -> tuple[str, ...]:
-    """The names of globals that a code object reads or writes, with those of functions and classes within it."""
+    """Return the names of globals that a code object, and functions and classes within it, read or write."""
     found = _names.get(code)
     if found is None:
         names = dict.fromkeys(_own_names(code)) if code.co_names else {}
@@ -116,15 +116,15 @@ def _own_names(code: types.CodeType) -> Iterator[str]:
 
 
 def names_in_annotation(text: str) -> tuple[str, ...]:
-    """The names in an annotation that is a string, as all are after `from __future__ import annotations`."""
+    """Return the names in an annotation that is a string, as all are after `from __future__ import annotations`."""
     try:
         return compile(text, "<annotation>", "eval").co_names
-    except (SyntaxError, ValueError):  # a text that is no expression names nothing
+    except (SyntaxError, ValueError):  # no expression: it names nothing
         return ()
 
 
 def submodules(package: types.ModuleType) -> list[tuple[frozenset[str], types.ModuleType]]:
-    """The imported submodules of a package, each with the attributes that code names to reach it."""
+    """Return the imported submodules of a package, each with the attributes by which code reaches it."""
     prefix = f"{package.__name__}."
     return [
         (frozenset(name[len(prefix) :].split(".")), module)
@@ -134,7 +134,7 @@ def submodules(package: types.ModuleType) -> list[tuple[frozenset[str], types.Mo
 
 
 def attributes_in_code(code: types.CodeType) -> set[str]:
-    """All names in a code object but those of local variables."""
+    """Return all names in a code object except those of local variables."""
     names = set(code.co_names)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -143,7 +143,7 @@ def attributes_in_code(code: types.CodeType) -> set[str]:
 
 
 def _reduce_mapping_proxy(proxy: Any) -> Any:
-    (mapping,) = gc.get_referents(proxy)  # the mapping itself, so that the proxy goes on showing it
+    (mapping,) = gc.get_referents(proxy)  # the mapping itself, not a copy: the proxy is a live view
     return types.MappingProxyType, (mapping,)
 
 
@@ -189,22 +189,22 @@ _TYPE_PARAMETERS = ("bound", "covariant", "contravariant", "infer_variance", "de
 
 
 class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Asks its subclasses what becomes of definitions."""
+    """The base of picklers that treat definitions in a way of their own; subclasses override `reduce_definition`."""
 
     dispatch_table: ClassVar[Any] = ChainMap(DISPATCH, cloudpickle.Pickler.dispatch_table)
 
-    def define(self, obj: Any) -> Any:
+    def reduce_definition(self, obj: Any) -> Any:
         """Reduce a class, function or decorated callable that can't be imported by name."""
         raise NotImplementedError
 
-    def module(self, obj: types.ModuleType) -> Any:
+    def reduce_module(self, obj: types.ModuleType) -> Any:
         """Reduce a module that can't be imported by name."""
         raise NotImplementedError
 
-    def imported(self, module_name: str) -> None:
+    def note_import(self, module_name: str) -> None:
         """Note that the receiver will import a module."""
 
-    def called(self, obj: Any) -> None:
+    def note_partial(self, obj: Any) -> None:
         """Note a `functools.partial`."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -212,18 +212,18 @@ class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(obj)
         if kind is types.FunctionType or kind is LruCached or issubclass(kind, type):
             if is_importable(obj):
-                self.imported(obj.__module__)
+                self.note_import(obj.__module__)
                 return NotImplemented
-            return self.define(obj) if is_definition(obj) else super().reducer_override(obj)
+            return self.reduce_definition(obj) if is_definition(obj) else super().reducer_override(obj)
         if issubclass(kind, types.ModuleType):
             if not is_importable_module(obj):
-                return self.module(obj)
-            self.imported(obj.__name__)
+                return self.reduce_module(obj)
+            self.note_import(obj.__name__)
             return rebuild.import_module, (obj.__name__,)
         if issubclass(kind, enum.Enum) and is_definition(kind) and is_member(obj):
             return rebuild.make_member, (kind, *member_arguments(obj)), vars(obj)
         if kind is functools.partial:
-            self.called(obj)
+            self.note_partial(obj)
             return NotImplemented
         if isinstance(obj, property) and kind is not property:
             return rebuild.make_descriptor, (kind, property, obj.fget, obj.fset, obj.fdel, obj.__doc__), _state_of(obj)
@@ -234,8 +234,8 @@ class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
         plain = getattr(kind, "reduce_among_definitions", None)
         return self._reduce_named(obj) if plain is None else plain(obj)
 
-    def refer_by_name(self, obj: Any, name: str) -> Any:
-        """Reduce an object that pickles as its name; None: it is made like others."""
+    def reduce_by_name(self, obj: Any, name: str) -> Any:
+        """Reduce an object that pickles as its name; None: reduce it like others."""
 
     def _reduce_named(self, obj: Any) -> Any:
         """Reduce an object that may pickle as its name in a module, which the receiver may not be able to import."""
@@ -248,7 +248,7 @@ class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
         module = getattr(obj, "__module__", None)
         if not isinstance(name, str) or not isinstance(module, str) or not is_by_value(module):
             return name
-        reference = self.refer_by_name(obj, name)
+        reference = self.reduce_by_name(obj, name)
         if reference is not None:
             return reference
         if kind in _TYPE_PARAMETER_TYPES:
@@ -269,7 +269,7 @@ _NAMED_TYPES = (typing.NewType, *_TYPE_PARAMETER_TYPES, _TypeAlias)
 
 
 def is_member(value: enum.Enum) -> bool:
-    """Whether it is one of its class's own members, and not a value that only looks like one."""
+    """Return whether a value is one of its class's own members."""
     kind = type(value)
     if kind._member_map_.get(getattr(value, "_name_", None) or "") is value:
         return True
@@ -277,7 +277,7 @@ def is_member(value: enum.Enum) -> bool:
 
 
 def member_arguments(value: Any) -> tuple[Any, ...]:
-    """The class that an Enum's members are made by, and with what: `int` and a number for an IntEnum."""
+    """Return the class whose `__new__` makes an Enum member, and its arguments: `int` and a number for an IntEnum."""
     kind = type(value)._member_type_
     if kind is object:
         return (object,)
@@ -286,7 +286,7 @@ def member_arguments(value: Any) -> tuple[Any, ...]:
         if issubclass(kind, plain):
             return kind, plain(value)
     if issubclass(kind, str):
-        return kind, str.__str__(value)  # the Enum's own is another one
+        return kind, str.__str__(value)  # the Enum overrides `__str__`
     if issubclass(kind, bytes):
         return kind, bytes.__getitem__(value, slice(None))
     arguments: tuple[Any, ...] = getattr(value, "__getnewargs__", tuple)()

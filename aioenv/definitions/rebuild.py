@@ -55,13 +55,13 @@ def reduce_code(code: types.CodeType) -> Any:
 
 
 def import_module(name: str) -> types.ModuleType:
-    """Import a module, and give it itself rather than its package."""
+    """Import a module and return it, not its package."""
     importlib.import_module(name)
     return sys.modules[name]
 
 
 def make_cell() -> types.CellType:
-    """An empty closure cell."""
+    """Make an empty closure cell."""
     return types.CellType()
 
 
@@ -74,7 +74,7 @@ def make_function(
     module: str | None,
     doc: str | None,
 ) -> types.FunctionType:
-    """A function without defaults, annotations and attributes."""
+    """Make a function without defaults, annotations and attributes."""
     namespace.setdefault("__builtins__", builtins)
     function = types.FunctionType(code, namespace, name, None, cells)
     function.__qualname__ = qualname
@@ -84,38 +84,38 @@ def make_function(
 
 
 def make_lru_cached(function: Any, maxsize: int | None, typed: bool) -> Any:
-    """A function with an empty cache of its results."""
+    """Make a cached function with an empty cache."""
     return functools.lru_cache(maxsize, typed)(function)
 
 
 def make_cached_property(function: Any, name: str | None) -> Any:
-    """A `functools.cached_property`, as its class has named it."""
+    """Make a `functools.cached_property` that knows its name."""
     value: Any = functools.cached_property(function)
     value.attrname = name
     return value
 
 
 def make_member(enum: type, kind: Any, *args: Any) -> Any:
-    """A member of an Enum without its attributes."""
+    """Make a member of an Enum, without its attributes."""
     return kind.__new__(enum, *args)
 
 
 def make_descriptor(kind: Any, base: Any, *args: Any) -> Any:
-    """An instance of a subclass of `property`, `classmethod` or `staticmethod`."""
+    """Make an instance of a subclass of `property`, `classmethod` or `staticmethod`."""
     made = kind.__new__(kind, *args)
     base.__init__(made, *args)
     return made
 
 
 def make_type_parameter(kind: Any, name: str, module: str, options: dict[str, Any]) -> Any:
-    """A `typing.ParamSpec` or `typing.TypeVarTuple`."""
+    """Make a `typing.ParamSpec` or a `typing.TypeVarTuple`."""
     made = kind(name, **options)
     made.__module__ = module
     return made
 
 
 def make_type_alias(name: str, module: str) -> Any:
-    """What the statement `type name = ...` makes; its value, which may refer to itself, comes later."""
+    """Make the alias of a statement `type name = ...`; its value, which may refer to it, is set later."""
     value: list[Any] = []
     values: dict[str, Any] = {"__name__": module, "value": lambda: value[0]}
     exec(f"type {name} = value()", values)
@@ -129,29 +129,29 @@ def fill_type_alias(alias: Any, value: Any) -> None:
 
 
 def make_generic_alias(name: str, module: str, parameters: Any, value: Any) -> Any:
-    """What the statement `type name[parameters] = value` makes."""
+    """Make the alias of a statement `type name[parameters] = value`."""
     kind: Any = typing.TypeAliasType  # type: ignore[attr-defined]
-    # its module is that of the code that makes it
+    # the module of an alias is that of the code that makes it
     return eval("make()", {"__name__": module, "make": partial(kind, name, value, type_params=parameters)})
 
 
 def member_of(enum: Any, name: str) -> Any:
-    """The member of an Enum with this name."""
+    """Return the member of an Enum by name."""
     return enum._member_map_[name]
 
 
 def make_class(
     meta: type, creator: Any, name: str, bases: tuple[type, ...], attributes: dict[str, Any], generic: bool
 ) -> type:
-    """An empty class.
+    """Make an empty class.
 
     Args:
         meta: its metaclass.
         creator: the first class in `meta.__mro__` that can be imported, whose `__new__` makes it; `type` for an Enum.
         name: its name.
         bases: its bases.
-        attributes: what must be there from the start: `__module__`, `__qualname__`, `__slots__`.
-        generic: whether it has `__orig_bases__`, which `typing.Generic` looks at when a class is made.
+        attributes: those that must be set from the start: `__module__`, `__qualname__`, `__slots__`.
+        generic: whether it has `__orig_bases__`, which `typing.Generic` reads when a class is made.
     """
     if generic:
         attributes["__orig_bases__"] = (typing.Generic[_T],)  # type: ignore[index]  # until its own are set
@@ -170,7 +170,7 @@ def make_class(
 
 @contextlib.contextmanager
 def _without_hook(bases: tuple[type, ...]) -> Iterator[None]:
-    """Keep `__init_subclass__` of a base from running: its class is empty yet."""
+    """Keep `__init_subclass__` of a base from running while the new class is still empty."""
     owner = hook_owner(bases)
     if owner is None:
         yield
@@ -184,7 +184,7 @@ def _without_hook(bases: tuple[type, ...]) -> Iterator[None]:
 
 
 def hook_owner(bases: tuple[type, ...]) -> Any:
-    """The class whose `__init_subclass__` runs for a new class with these bases; None if that need not be known."""
+    """Return the class whose `__init_subclass__` runs for a new class with these bases; None if it may run."""
     for base in bases:
         for kind in base.__mro__:
             if "__init_subclass__" in kind.__dict__:
@@ -194,16 +194,16 @@ def hook_owner(bases: tuple[type, ...]) -> Any:
 
 
 def run_hook(made: Any) -> None:
-    """Run `__init_subclass__` of an importable base for a class that is filled by now, as its import would have."""
-    with contextlib.suppress(Exception):  # it may want arguments of the class statement, which nobody knows any more
+    """Run `__init_subclass__` of an importable base for a class that is complete now, as its import would have."""
+    with contextlib.suppress(Exception):  # it may need arguments of the class statement, which are lost
         super(made, made).__init_subclass__()
 
 
 class Unsendable:
-    """Raises an `UnsendableError` when it is used.
+    """A placeholder for a value that could not be sent to a worker: using it raises an `UnsendableError`.
 
     Args:
-        message: the error's.
+        message: the message of the error.
     """
 
     __slots__ = ("_aioenv_message",)
@@ -218,7 +218,7 @@ class Unsendable:
         return f"<{object.__getattribute__(self, '_aioenv_message')}>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # `copy` and the like ask for these, and take no for an answer
+        if name.startswith("__"):  # `copy` and others ask for these, and handle AttributeError
             raise AttributeError(name)
         raise UnsendableError(object.__getattribute__(self, "_aioenv_message"))
 

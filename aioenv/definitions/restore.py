@@ -1,4 +1,4 @@
-"""In a worker: the definitions of a snapshot, under their names in this process's `__main__`."""
+"""Step 3 of a snapshot: `restore` makes its definitions in a worker, under their own names in `__main__`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aioenv.definitions.rebuild import run_hook
-from aioenv.definitions.table import DefinitionTable, LiveTable, find, use
+from aioenv.definitions.table import DefinitionTable, LiveTable, find_table, set_current_table
 from aioenv.errors import UnsendableError
 
 __all__ = [
     "Code",
+    "CodeMemory",
     "CodePart",
-    "Located",
+    "FactoryReference",
     "MainModule",
-    "Place",
-    "Shipped",
+    "ModuleLocation",
     "explain",
-    "late",
+    "load_late_definition",
+    "local_factories",
     "make_transient",
     "namespace_module",
     "namespace_values",
     "restore",
-    "shipped",
     "worker_global",
 ]
 
@@ -47,45 +47,45 @@ class MainModule(NamedTuple):
     spec: tuple[str, str | None] | None  # name and origin, of `python -m`
 
 
-class Located(NamedTuple):
-    """Where a module is that the worker may not find by itself."""
+class ModuleLocation(NamedTuple):
+    """The place of a module that the worker may not find by itself."""
 
     file: str | None
-    package: tuple[str, ...] | None  # where the modules of a package are; None: it is none
+    package: tuple[str, ...] | None  # the search path of a package; None: the module is no package
 
 
-class Place(NamedTuple):
-    """Memory of the parent with pickles and buffers that are too large for a message."""
+class CodeMemory(NamedTuple):
+    """Memory of the parent with the pickles and buffers that are too large for a message."""
 
     path: str
     size: int
 
 
 class CodePart(NamedTuple):
-    """A series of pickles, and their buffers: bytes, or where they are in the place, and whether they are read-only."""
+    """A series of pickles and their buffers: bytes, or offset and size in the memory, and whether it is read-only."""
 
     pickles: bytes | tuple[int, int]
     buffers: Sequence[tuple[int, int, bool] | bytes]
 
 
 class Code(NamedTuple):
-    """All that a worker needs to make its envs: a snapshot of definitions, and its own factories."""
+    """Everything that a worker needs to make its envs: a snapshot of definitions, and its own factories."""
 
     token: bytes
-    live: slice | None = None  # of the factories of a worker that is a thread of its parent, which has no snapshot
+    live: slice | None = None  # the factories of a worker that is a thread of its parent: it needs no snapshot
     main: MainModule | None = None
-    modules: tuple[str, ...] = ()  # whose definitions travel by value, beside the main one
-    located: Sequence[tuple[str, Located]] = ()
-    lines: Sequence[tuple[str, list[str]]] = ()  # source that is in no file
-    place: Place | None = None
-    entries: Sequence[tuple[str, str, str]] = ()  # of what the definitions need: kind, name, user
+    modules: tuple[str, ...] = ()  # modules beside the main one whose definitions travel by value
+    located: Sequence[tuple[str, ModuleLocation]] = ()
+    lines: Sequence[tuple[str, list[str]]] = ()  # source code that is in no file, by file name
+    place: CodeMemory | None = None
+    entries: Sequence[tuple[str, str, str]] = ()  # kind, name and user of each entry, for errors
     definitions: CodePart = CodePart(b"", ())
     factories: CodePart = CodePart(b"", ())
-    pattern: tuple[int, ...] = ()  # for each row the number of its factory
-    specs: Sequence[tuple[str, CodePart]] = ()  # registered ones that refer to definitions, by id
+    pattern: tuple[int, ...] = ()  # the number of each row's factory
+    specs: Sequence[tuple[str, CodePart]] = ()  # registered specs that refer to definitions, by id
 
 
-HEAD = 16  # a place begins with its table's token
+TOKEN_BYTES = 16  # the memory begins with the token of the table
 
 
 def explain(kind: str, name: str, user: str) -> str:
@@ -97,14 +97,14 @@ def explain(kind: str, name: str, user: str) -> str:
     return f"module {name}, used by {user}" if kind == "submodule" else f"{user}.{name}"
 
 
-class Shipped(Sequence[Any]):
-    """Stands for the factories of a worker, or one of them, in what its parent sends beside them."""
+class FactoryReference(Sequence[Any]):
+    """Refers to the factories of a worker, or to one of them; in the worker it unpickles as those."""
 
     def __init__(self, number: int | None = None) -> None:
         self._number = number
 
     def __reduce__(self) -> Any:
-        return shipped, (self._number,)
+        return local_factories, (self._number,)
 
     def __len__(self) -> int:
         raise TypeError("these factories are in a worker")
@@ -114,7 +114,7 @@ class Shipped(Sequence[Any]):
 
 
 class _State(threading.local):
-    """Of one worker, which may be a thread."""
+    """The state of one worker, which may be a thread."""
 
     factories: Any = ()
     namespaces: dict[int, dict[str, Any]] | None = None  # while definitions are loaded
@@ -125,16 +125,16 @@ class _State(threading.local):
 _state = _State()
 
 
-def shipped(number: int | None = None) -> Any:
-    """The factories of this worker, or one of them."""
+def local_factories(number: int | None = None) -> Any:
+    """Return the factories of this worker, or one of them."""
     return _state.factories if number is None else _state.factories[number]
 
 
-class Factories:
-    """The factories of a worker's rows, each unpickled when it is first asked for.
+class LazyFactories:
+    """The factories of a worker's rows, each unpickled on first use.
 
     Args:
-        load: gives one after the other.
+        load: unpickles the next one.
         pattern: for each row the number of its factory; a new number is the next one.
     """
 
@@ -157,23 +157,23 @@ class Factories:
 
 
 def restore(code: Code) -> dict[str, Any]:
-    """Make the definitions of a snapshot, and have `shipped` give this worker's factories.
+    """Make the definitions of a snapshot, and the factories that `local_factories` returns.
 
     Returns:
-        Registered specs that refer to definitions, by id; in place of one that could not be sent the reason, a text.
+        Registered specs that refer to definitions, by id; a spec that could not be sent is replaced by the reason.
 
     Raises:
-        UnsendableError: if something that a definition needs does not unpickle; it says what.
-        Exception: whatever else unpickling raises.
+        UnsendableError: if a value that a definition needs does not unpickle; the message names it.
+        Exception: any other exception of unpickling.
     """
     if code.live is not None:
-        live = find(code.token)
+        live = find_table(code.token)
         assert isinstance(live, LiveTable)
-        use(live)
+        set_current_table(live)
         _state.factories = live.factories[code.live]
         return {}
     table = DefinitionTable(code.token, code.modules)
-    _become(code.main)
+    _set_up_main_module(code.main)
     if code.located:
         sys.meta_path.append(_NamespaceFinder(dict(code.located)))
     for name, lines in code.lines:
@@ -184,18 +184,18 @@ def restore(code: Code) -> dict[str, Any]:
     unpickler = pickle.Unpickler(_Reader([data for data, _ in readers]), buffers=buffers)
     _state.modules = {}
     _load_definitions(unpickler.load, code.entries, table)
-    use(table)
-    specs = {env_id: _load_after(unpickler, part, memory) for env_id, part in code.specs}
-    _state.factories = Factories(unpickler.load, code.pattern)
+    set_current_table(table)
+    specs = {env_id: _load_with_memo(unpickler, part, memory) for env_id, part in code.specs}
+    _state.factories = LazyFactories(unpickler.load, code.pattern)
     return specs
 
 
-def _become(main: MainModule | None) -> None:
-    """Have this process's main module look like its parent's."""
+def _set_up_main_module(main: MainModule | None) -> None:
+    """Give this process's main module the attributes of the parent's."""
     module = sys.modules["__main__"]
     sys.modules["__mp_main__"] = module
     values = vars(module)
-    for name in ("sys", "main"):  # of the command that has started this process
+    for name in ("sys", "main"):  # names of the command that started this process
         values.pop(name, None)
     if main is None:
         return
@@ -210,9 +210,9 @@ def _become(main: MainModule | None) -> None:
 
 
 class _NamespaceFinder:
-    """Finds modules where the parent has found them, if nobody else does."""
+    """Finds modules where the parent found them, if no other finder does."""
 
-    def __init__(self, located: dict[str, Located]) -> None:
+    def __init__(self, located: dict[str, ModuleLocation]) -> None:
         self._located = located
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -230,8 +230,8 @@ class _NamespaceFinder:
 # ------------------------------------------------------------ reading
 
 
-def _map(place: Place, token: bytes) -> memoryview:
-    """A private mapping of the parent's memory: a page is copied when it is first written to."""
+def _map(place: CodeMemory, token: bytes) -> memoryview:
+    """Map the parent's memory privately (copy-on-write)."""
     try:
         fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
@@ -240,13 +240,13 @@ def _map(place: Place, token: bytes) -> memoryview:
         memory = memoryview(mmap.mmap(fd, place.size, access=mmap.ACCESS_COPY))
     finally:
         os.close(fd)
-    if memory[:HEAD] != token:
+    if memory[:TOKEN_BYTES] != token:
         raise UnsendableError("the parent's memory with the factories is gone")
     return memory
 
 
 def _open(part: CodePart, memory: memoryview | None) -> tuple[Any, list[Any]]:
-    """The pickles of a part, and its buffers."""
+    """Return the pickles of a part, and its buffers."""
 
     def view(offset: int, size: int, readonly: bool) -> Any:
         assert memory is not None
@@ -258,7 +258,7 @@ def _open(part: CodePart, memory: memoryview | None) -> tuple[Any, list[Any]]:
 
 
 class _Reader:
-    """Several buffers as one file."""
+    """Reads several buffers as one file."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._files = [io.BytesIO(part) if isinstance(part, bytes) else _ViewFile(part) for part in parts]
@@ -279,7 +279,7 @@ class _Reader:
 
 
 class _ViewFile:
-    """A buffer as a file, without a copy of it."""
+    """Reads a buffer as a file, zero-copy."""
 
     def __init__(self, view: memoryview) -> None:
         self._view, self._at = view, 0
@@ -299,10 +299,10 @@ class _ViewFile:
 def _load_definitions(
     load: Callable[[], Any], entries: Sequence[tuple[str, str, str]], table: DefinitionTable, *, keeps: bool = False
 ) -> list[Any]:
-    """Load definitions into the table and their namespaces; with `keeps` globals that are there already stay."""
+    """Load definitions into the table and their namespaces; with `keeps`, existing globals stay."""
     before, _state.namespaces = _state.namespaces, {}
     try:
-        definitions: list[Any] = load()  # empty
+        definitions: list[Any] = load()  # without their entries
         for entry in entries:
             try:
                 kind, target, name, value = load()
@@ -340,10 +340,10 @@ def _apply(kind: str, target: Any, name: str, value: Any) -> None:
             setattr(target, name, value)
 
 
-def _load_after(unpickler: pickle.Unpickler, part: CodePart, memory: memoryview | None) -> Any:
-    """A value that refers to what was loaded, and to which nothing later refers; if it does not unpickle, why."""
+def _load_with_memo(unpickler: pickle.Unpickler, part: CodePart, memory: memoryview | None) -> Any:
+    """Load a value that refers to objects loaded before; if it does not unpickle, return the reason."""
     pickles, buffers = _open(part, memory)
-    # the C unpickler can't go on from another's memo
+    # the C unpickler can't start with another's memo
     reader: Any = pickle._Unpickler(io.BytesIO(pickles), buffers=buffers)
     reader.memo = dict(unpickler.memo.copy())
     try:
@@ -352,11 +352,11 @@ def _load_after(unpickler: pickle.Unpickler, part: CodePart, memory: memoryview 
         return f"{type(exc).__name__}: {exc}"
 
 
-# ------------------------------------------------------------ called by pickles
+# ------------------------------------------------------------ functions that pickles call
 
 
 def namespace_values(kind: str, name: str, number: int) -> dict[str, Any]:
-    """The globals of functions."""
+    """Return the globals of functions."""
     if kind == "main":
         return vars(sys.modules["__main__"])
     if kind == "import":
@@ -369,7 +369,7 @@ def namespace_values(kind: str, name: str, number: int) -> dict[str, Any]:
 
 
 def namespace_module(kind: str, name: str, number: int) -> types.ModuleType:
-    """A module that this process can't import, or is not to."""
+    """Return a module that this process can't import, or must not."""
     if kind == "main":
         return sys.modules["__main__"]
     if _state.modules is None:
@@ -379,19 +379,19 @@ def namespace_module(kind: str, name: str, number: int) -> types.ModuleType:
     return _state.modules[name]
 
 
-def late(token: bytes, number: int, code: tuple[Any, ...]) -> Any:
-    """A definition that was made, or is first mentioned, after the snapshot was taken.
+def load_late_definition(token: bytes, number: int, code: tuple[Any, ...]) -> Any:
+    """Return a definition that was made, or first mentioned, after the snapshot was taken.
 
     Args:
         token: of the table.
         number: of the definition.
-        code: how to make it, if this process does not have it: pickles, and their entries.
+        code: pickles that make it if this process does not have it, and a description of their entries.
     """
-    table = find(token)
+    table = find_table(token)
     if not table.has(number):
         pickles, entries = code
         _load_definitions(pickle.Unpickler(io.BytesIO(pickles)).load, entries, table, keeps=True)
-    return table.definition(number)
+    return table.get(number)
 
 
 def make_transient(token: bytes, index: int, code: tuple[Any, ...]) -> Any:
@@ -399,15 +399,15 @@ def make_transient(token: bytes, index: int, code: tuple[Any, ...]) -> Any:
 
     Args:
         token: of the table.
-        index: its place among the definitions that come with it.
-        code: pickles, and their entries.
+        index: its index among the definitions that the pickles make.
+        code: pickles that make it, and a description of their entries.
     """
     pickles, entries = code
     load = pickle.Unpickler(io.BytesIO(pickles)).load
-    return _load_definitions(load, entries, find(token), keeps=True)[index]
+    return _load_definitions(load, entries, find_table(token), keeps=True)[index]
 
 
 def worker_global(name: str, *value: Any) -> Any:
-    """The value of a name in this process's main module; if it has none, the one that is given."""
+    """Return a global of this process's main module; if it does not exist, set it to `value`."""
     values = vars(sys.modules["__main__"])
     return values.setdefault(name, *value) if value else values[name]

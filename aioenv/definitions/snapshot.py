@@ -20,30 +20,32 @@ from aioenv.definitions.collect import DefinitionCollector, Root
 from aioenv.definitions.emit import DefinitionEmitter, source_lines
 from aioenv.definitions.parent_table import ParentTable
 from aioenv.definitions.pickling import main_module
-from aioenv.definitions.restore import HEAD, Code, CodePart, Located, MainModule, Place
+from aioenv.definitions.restore import TOKEN_BYTES, Code, CodeMemory, CodePart, MainModule, ModuleLocation
 from aioenv.definitions.table import DefinitionTable, LiveTable
 
-__all__ = ["CAN_SHARE", "CodeSnapshot", "Payload"]
+__all__ = ["CAN_SHARE", "CodeSnapshot", "SnapshotMemory"]
 
 CAN_SHARE = hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")
 _ALIGN = 4096
 
 
-class Payload:
-    """Memory for large pickles and buffers; each buffer is in it once. The mappings of workers outlive it.
+class SnapshotMemory:
+    """Memory for pickles and buffers that are too large for messages: written once, and mapped by every worker.
+
+    Each buffer is in it once. The mappings of workers outlive it.
 
     Args:
-        token: what it begins with.
+        token: the memory begins with it.
     """
 
     def __init__(self, token: bytes) -> None:
         self._token = token
         self._pieces: list[tuple[int, Any]] = []  # offset and bytes, until they are written
         self._known: dict[tuple[int, int], tuple[int, int, bool]] = {}
-        self._size = HEAD
+        self._size = TOKEN_BYTES
 
     def add(self, view: memoryview) -> tuple[int, int, bool]:
-        """Take in a buffer; gives its offset, its size, and whether it is read-only."""
+        """Add a buffer; return its offset, its size, and whether it is read-only."""
         address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
         key = address, view.nbytes
         if key not in self._known:
@@ -52,17 +54,17 @@ class Payload:
         return offset, size, view.readonly
 
     def append(self, data: Any) -> tuple[int, int]:
-        """Take in bytes; gives their offset and their size."""
+        """Add bytes; return their offset and their size."""
         offset = -(-self._size // _ALIGN) * _ALIGN
         self._pieces.append((offset, data))
         self._size = offset + len(data)
         return offset, len(data)
 
-    def finish(self) -> Place | None:
-        """Write everything; None if there is nothing.
+    def finish(self) -> CodeMemory | None:
+        """Write everything; return where it is, or None if there is nothing.
 
         Raises:
-            OSError: if there is not so much memory.
+            OSError: if there is not enough memory.
         """
         if not self._pieces:
             return None
@@ -72,7 +74,7 @@ class Payload:
         for offset, data in ((0, self._token), *self._pieces):
             _write(fd, data, offset)
         self._pieces, self._known = [], {}
-        return Place(f"/proc/{os.getpid()}/fd/{fd}", self._size)
+        return CodeMemory(f"/proc/{os.getpid()}/fd/{fd}", self._size)
 
 
 def _write(fd: int, data: Any, offset: int) -> None:
@@ -82,24 +84,23 @@ def _write(fd: int, data: Any, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-# Buffers of so many bytes lie in memory that workers map, as do pickles of so many.
+# Buffers and pickles of at least this many bytes lie in memory that workers map.
 _LARGE_BUFFER = 1 << 16
 _LARGE_PICKLE = 1 << 20
 
 
 class CodeSnapshot:
-    """A snapshot of the factories of a vector env, and of all that they reach.
+    """A snapshot of the factories of a vector env, and of all definitions that they reach.
 
-    It is taken by the constructor; later changes in the script do not affect it.
+    The constructor takes it; later changes in the script do not affect it. It holds memory until the last reference to
+    it is gone. Copies share that memory; unpickling takes a new snapshot.
 
     Args:
-        factories: functions, one a row of any worker; or other objects that workers are to have (see `Shipped`).
+        factories: functions, one for each row of any worker; or other objects for workers (see `FactoryReference`).
         spans: the first row of each worker, and the one after its last.
-        names: globals of the main module that workers need besides: what registered specs name.
+        names: globals of the main module that workers need, too: registered specs name them.
         specs: registered specs that refer to definitions of the script, by id.
-        live: workers are threads of this process, and get the very objects.
-
-    It holds memory, which is gone with the last reference to it. Copies share it; pickled, the snapshot is taken anew.
+        live: whether workers are threads of this process, which get the objects themselves.
 
     Attributes:
         table: the definitions that messages refer to.
@@ -120,17 +121,17 @@ class CodeSnapshot:
     ) -> None:
         self.factories = list(factories)
         self._spans, self._names, self._specs = spans, tuple(names), tuple(specs)
-        token = secrets.token_bytes(HEAD)
+        token = secrets.token_bytes(TOKEN_BYTES)
         if live:
             self.table: DefinitionTable = LiveTable(token, factories)
-            _look_through(factories)
+            _trial_pickle_live(factories)
             return
         self.table = table = ParentTable(token)
-        self._memory = Payload(token)
-        self._codes = _Writer(table, self._memory, self._names, self._specs).write(factories, spans)
+        self._memory = SnapshotMemory(token)
+        self._codes = _SnapshotWriter(table, self._memory, self._names, self._specs).write(factories, spans)
 
     def code(self, worker: int) -> Code:
-        """The code of a worker; it can be used as long as this program is kept."""
+        """Return the code of a worker; it is valid as long as this snapshot exists."""
         if isinstance(self.table, LiveTable):
             return Code(self.table.token, slice(*self._spans[worker]))
         return self._codes[worker]
@@ -143,28 +144,28 @@ class CodeSnapshot:
 
     def __reduce__(self) -> Any:
         made_from = self.factories, self._spans, self._names, self._specs, isinstance(self.table, LiveTable)
-        return _made_anew, (_dump_by_value(made_from),)
+        return _retake, (_dump_by_value(made_from),)
 
 
-def _look_through(factories: Sequence[Any]) -> None:
-    """Pickle live factories for trial: shared statistics among their arguments make themselves known then."""
+def _trial_pickle_live(factories: Sequence[Any]) -> None:
+    """Pickle live factories on trial, so that shared statistics among their arguments are recorded."""
     collector = DefinitionCollector()
     for factory in {id(f): f for f in factories}.values():
         with contextlib.suppress(Exception):
             collector.reach(factory)
 
 
-class _Writer:
+class _SnapshotWriter:
     """Takes one snapshot.
 
     Args:
-        table: for the definitions.
+        table: gets the definitions.
         memory: for large pickles and buffers.
         names, specs: see `CodeSnapshot`.
     """
 
     def __init__(
-        self, table: ParentTable, memory: Payload, names: Sequence[str], specs: Sequence[tuple[str, Any]]
+        self, table: ParentTable, memory: SnapshotMemory, names: Sequence[str], specs: Sequence[tuple[str, Any]]
     ) -> None:
         self._table, self._memory = table, memory
         self._main = _main()
@@ -174,16 +175,16 @@ class _Writer:
         self._registered, self._specs = self._reach_registered(names, specs)
 
     def write(self, factories: Sequence[Any], spans: Sequence[tuple[int, int]]) -> list[Code]:
-        """The code of each worker."""
+        """Return the code of each worker."""
         roots = self._reach(factories)
         codes = [self._code(factories, roots, start, stop) for start, stop in spans]
-        place, located = self._memory.finish(), _located(self._collector.imports)
+        place, located = self._memory.finish(), _module_locations(self._collector.imports)
         return [code._replace(place=place, located=located) for code in codes]
 
     def _reach_registered(
         self, names: Sequence[str], specs: Sequence[tuple[str, Any]]
     ) -> tuple[list[Root], list[tuple[str, Any]]]:
-        """Collect what registered specs reach; in place of one that can't be sent stands the reason."""
+        """Collect the definitions that registered specs reach; a spec that can't be sent is replaced by the reason."""
         roots = [self._collector.reach_global(name) for name in names]
         sent = []
         for env_id, spec in specs:
@@ -195,7 +196,7 @@ class _Writer:
         return roots, sent
 
     def _reach(self, factories: Sequence[Any]) -> dict[int, Root]:
-        """Collect what factories reach: their roots, by id."""
+        """Collect the definitions that factories reach; return their roots by id."""
         roots: dict[int, Root] = {}
         for index, factory in enumerate(factories):
             if id(factory) in roots:
@@ -209,9 +210,9 @@ class _Writer:
         return roots
 
     def _check_own_values(self, factory: types.FunctionType, index: int) -> None:
-        """Raise if a factory's own closure can't be sent: it would fail as soon as it is called."""
+        """Raise a TypeError if a factory's own closure can't be sent: it would fail as soon as it is called."""
         cells = factory.__closure__ or ()
-        for entry in self._collector.needed_by(factory):
+        for entry in self._collector.entries_of(factory):
             if entry.error is not None and any(entry.target is cell for cell in cells):
                 raise _unsendable(index, f"{entry.describe()}: {entry.error}")
 
@@ -232,16 +233,16 @@ class _Writer:
         return collected.code._replace(factories=part, pattern=tuple(number[id(factory)] for factory in mine))
 
     def _collect(self, roots: Sequence[Root]) -> _CollectedDefinitions:
-        """The definitions that some factories need: once for all workers whose factories name the same."""
+        """Return the definitions that some factories need: written once for all workers with the same needs."""
         collector = self._collector
-        key = tuple(sorted({*chain(*map(collector.direct, roots))}))
+        key = tuple(sorted({*chain(*map(collector.direct_needs, roots))}))
         if key in self._collected:
             return self._collected[key]
         selection = collector.select([*roots, *self._registered])
         emitter, large = self._emitter()
-        entries = emitter.emit_definitions(selection, self._table.enter)
+        entries = emitter.emit_definitions(selection, self._table.ensure_number)
         part = self._memory_part(emitter, large)
-        self._table.note(selection, collector.imports)
+        self._table.record(selection, collector.imports)
         code = Code(
             self._table.token,
             None,
@@ -283,13 +284,13 @@ def _dump_by_value(value: Any) -> bytes:
     return data
 
 
-def _made_anew(data: bytes) -> CodeSnapshot:
+def _retake(data: bytes) -> CodeSnapshot:
     factories, spans, names, specs, live = pickle.loads(data)
     return CodeSnapshot(factories, spans, names=names, specs=specs, live=live)
 
 
 class _CollectedDefinitions:
-    """Definitions that some workers have in common."""
+    """Definitions that some workers share."""
 
     def __init__(self, emitter: DefinitionEmitter, code: Code) -> None:
         self.emitter, self.code = emitter, code
@@ -313,9 +314,9 @@ def _main() -> MainModule:
     )
 
 
-def _located(names: Iterable[str]) -> list[tuple[str, Located]]:
-    """Where modules are that are not where their names say, below `sys.path`, with the packages above them."""
-    found: dict[str, Located] = {}
+def _module_locations(names: Iterable[str]) -> list[tuple[str, ModuleLocation]]:
+    """Return the places of modules that are not found below `sys.path`, and of the packages above them."""
+    found: dict[str, ModuleLocation] = {}
     for name in names:
         module = sys.modules.get(name)
         file = getattr(getattr(module, "__spec__", None), "origin", None)
@@ -328,7 +329,9 @@ def _located(names: Iterable[str]) -> list[tuple[str, Located]]:
             origin = getattr(getattr(above, "__spec__", None), "origin", None)
             inside = getattr(above, "__path__", None)
             package = tuple(map(str, inside)) if inside is not None else (() if end < len(parts) else None)
-            found[prefix] = Located(origin if isinstance(origin, str) and origin.endswith(".py") else None, package)
+            found[prefix] = ModuleLocation(
+                origin if isinstance(origin, str) and origin.endswith(".py") else None, package
+            )
     return [*found.items()]
 
 

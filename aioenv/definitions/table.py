@@ -1,4 +1,4 @@
-"""Definitions by number, and messages that refer to them: classes and functions keep their identity both ways.
+"""`DefinitionTable`: definitions by number. Messages refer to them, so classes and functions keep their identity.
 
 A parent and its workers number the same definitions alike. In a message a definition travels as its number; other
 instances travel by value.
@@ -24,36 +24,39 @@ import cloudpickle
 from aioenv.definitions.pickling import LruCached, is_definition, is_importable
 from aioenv.definitions.rebuild import member_of, reduce_code
 
-__all__ = ["DefinitionTable", "LiveTable", "current", "dump_by_reference", "find", "use"]
+__all__ = ["DefinitionTable", "LiveTable", "current_table", "dump_by_reference", "find_table", "set_current_table"]
 
 _tables: weakref.WeakValueDictionary[bytes, DefinitionTable] = weakref.WeakValueDictionary()
 _local = threading.local()
-_MAIN = b"main__"  # in a pickle that names something of `__main__` or `__mp_main__`
-_PARTIAL = b"functools"  # in a pickle with a `functools.partial`
+_MAIN = b"main__"  # a pickle has it that names something of `__main__` or `__mp_main__`
+_PARTIAL = b"functools"  # a pickle has it that contains a `functools.partial`
 
 
 class DefinitionTable:
     """Definitions by number, in one process.
 
     Args:
-        token: which table it is, in every process that has it.
+        token: identifies the table in every process that has it.
         modules: names of modules, beside the main one, whose definitions are in the table.
+
+    Attributes:
+        name_markers: bytes of which a pickle has at least one if it names a definition of the table.
     """
 
     def __init__(self, token: bytes, modules: Iterable[str] = ()) -> None:
         self.token = token
-        self.marks = (_MAIN, _PARTIAL, *(name.encode() for name in modules))
+        self.name_markers = (_MAIN, _PARTIAL, *(name.encode() for name in modules))
         self._objects: dict[int, Any] = {}
-        self._numbers: dict[int, int] = {}  # by id: the objects are kept, so that no id is used again
+        self._numbers: dict[int, int] = {}  # by id; the objects are kept, so no id is used again
         _tables[token] = self
 
     def add(self, number: int, value: Any) -> None:
-        """Enter a definition."""
+        """Add a definition."""
         self._objects[number] = value
         self._numbers[id(value)] = number
 
     def number_of(self, value: Any) -> int | None:
-        """The number of a definition; None if the table does not have it."""
+        """Return the number of a definition; None if the table does not have it."""
         return self._numbers.get(id(value))
 
     @property
@@ -61,25 +64,25 @@ class DefinitionTable:
         """How many definitions there are."""
         return len(self._objects)
 
-    def refer(self, value: Any) -> Any:
-        """Reduce a definition that the receiver has; None if it does not have it, or if this is no definition."""
+    def reduce_known(self, value: Any) -> Any:
+        """Reduce a definition that the receiver has; return None for anything else."""
         number = self.number_of(value)
-        return None if number is None else (definition, (self.token, number))
+        return None if number is None else (load_definition, (self.token, number))
 
-    def refer_global(self, value: Any, name: str) -> Any:
-        """Reduce a global of the main module that the receiver has; None if it does not have it."""
+    def reduce_known_global(self, value: Any, name: str) -> Any:
+        """Reduce a global of the main module that the receiver has; return None if it does not have it."""
         return None
 
     def has(self, number: int) -> bool:
-        """Whether there is a definition of this number."""
+        """Return whether there is a definition of this number."""
         return number in self._objects
 
-    def definition(self, number: int) -> Any:
-        """The definition of this number."""
+    def get(self, number: int) -> Any:
+        """Return the definition of this number."""
         return self._objects[number]
 
-    def reduce(self, value: Any) -> Any:
-        """Reduce a definition that the table does not have; NotImplemented leaves it to cloudpickle."""
+    def reduce_new(self, value: Any) -> Any:
+        """Reduce a definition that the receiver does not have; NotImplemented leaves it to cloudpickle."""
         return NotImplemented
 
     def dumps(self, value: Any) -> bytes:
@@ -92,8 +95,8 @@ class DefinitionTable:
             data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception:
             return dump_by_reference(value, self)
-        # a search costs far less than a second pickle, and a string that only looks like a name does no harm
-        return dump_by_reference(value, self) if any(mark in data for mark in self.marks) else data
+        # a search costs far less than a second pickle; a false match costs only time
+        return dump_by_reference(value, self) if any(mark in data for mark in self.name_markers) else data
 
 
 class LiveTable(DefinitionTable):
@@ -111,7 +114,7 @@ class LiveTable(DefinitionTable):
         self._count = itertools.count()
 
     def number_of(self, value: Any) -> int | None:
-        """As `DefinitionTable`; a class, a function or a decorated callable enters the table by itself."""
+        """As `DefinitionTable`; a class, function or decorated callable is added to the table when it is asked for."""
         number = self._numbers.get(id(value))
         if number is not None and self._objects.get(number) is value:
             return number
@@ -130,11 +133,11 @@ def _is_global(value: Any) -> bool:
     return any(value is other for other in list(vars(sys.modules["__main__"]).values()))
 
 
-def find(token: bytes) -> DefinitionTable:
-    """The table of this token in this process.
+def find_table(token: bytes) -> DefinitionTable:
+    """Return the table of this token in this process.
 
     Raises:
-        LookupError: if there is none.
+        LookupError: if there is no such table.
     """
     table = _tables.get(token)
     if table is None:
@@ -142,24 +145,24 @@ def find(token: bytes) -> DefinitionTable:
     return table
 
 
-def use(table: DefinitionTable | None) -> None:
-    """Have this thread, which is a worker's, refer to these definitions in its messages."""
+def set_current_table(table: DefinitionTable | None) -> None:
+    """Make this thread, which is a worker's, refer to the definitions of a table in its messages."""
     _local.table = table
 
 
-def current() -> DefinitionTable | None:
-    """The table of the worker that this thread is; None if it is none."""
+def current_table() -> DefinitionTable | None:
+    """Return the table of the worker whose thread this is; None in any other thread."""
     table: DefinitionTable | None = getattr(_local, "table", None)
     return table
 
 
-def definition(token: bytes, number: int) -> Any:
-    """A definition, in messages."""
-    return find(token).definition(number)
+def load_definition(token: bytes, number: int) -> Any:
+    """Return a definition by number; messages call it when they are unpickled."""
+    return find_table(token).get(number)
 
 
 def dump_by_reference(value: Any, table: DefinitionTable) -> bytes:
-    """Pickle a message with definitions as their numbers.
+    """Pickle a message; definitions are pickled as their numbers.
 
     Raises:
         Exception: if it can't be pickled.
@@ -170,7 +173,7 @@ def dump_by_reference(value: Any, table: DefinitionTable) -> bytes:
 
 
 class _MessagePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what is in a table as a reference, and other definitions by value."""
+    """Pickles the definitions of a table as references, and other definitions by value."""
 
     dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: reduce_code}, cloudpickle.Pickler.dispatch_table)
 
@@ -180,7 +183,7 @@ class _MessagePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         table = self._table
-        reference = table.refer(obj)
+        reference = table.reduce_known(obj)
         if reference is not None:
             return reference
         kind = type(obj)
@@ -189,6 +192,6 @@ class _MessagePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is types.FunctionType or issubclass(kind, type) or kind is LruCached:
             if is_importable(obj):
                 return NotImplemented
-            reduced = table.reduce(obj)
+            reduced = table.reduce_new(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
         return NotImplemented

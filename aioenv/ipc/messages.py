@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from aioenv.definitions.restore import Code
-from aioenv.definitions.table import DefinitionTable, current
+from aioenv.definitions.table import DefinitionTable, current_table
 from aioenv.errors import WireError
 from aioenv.ipc.frames import Buffer
 
@@ -229,7 +229,7 @@ def dump(value: Any, table: DefinitionTable | None = None) -> bytes:
     Raises:
         Exception: if it can't be pickled.
     """
-    table = current() if table is None else table
+    table = current_table() if table is None else table
     if table is not None:
         return table.dumps(value)
     try:

@@ -1,4 +1,4 @@
-"""CartPole as one vector env, in all autoreset modes: Gymnasium's, bit for bit, in about half of its time."""
+"""`CartPoleVectorEnv`: CartPole as one batch, in all autoreset modes, bit for bit as Gymnasium, in half of the time."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ __all__ = ["CartPoleVectorEnv"]
 _INT64 = np.dtype(np.int64)
 _NOT_RESET = "Cannot call env.step() before calling env.reset()"  # as Gymnasium words it
 _BOUNDS_OF_STARTS = -0.05, 0.05  # Gymnasium's
-# of a checkpoint: four numbers of the state, the steps, flags, the two bounds of starts, the generator that slots
-# share, its seed, the slot's own generator
+# A checkpoint has four numbers of the state, the steps, flags, the two bounds of starts, the generator that slots
+# share, its seed, and the slot's own generator.
 _STEPS, _FLAGS, _BOUNDS, _RNG, _SEED, _OWN = 4, 5, 6, 8, 8 + RNG_WORDS, 8 + RNG_WORDS + SEED_WORDS
 _IS_OVER, _HAS_STATE, _HAS_OWN = 1, 2, 4
 
 
 def _are_actions(action: npt.NDArray[np.int64]) -> bool:
-    """Whether all are 0 or 1."""
+    """Return whether all actions are 0 or 1."""
     return 0 <= int(np.bitwise_or.reduce(action)) <= 1  # of zeros and ones alone it is 0 or 1
 
 
 class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     """Gymnasium's `CartPoleVectorEnv` with another `step`: the same operations on the same numbers, in cheaper calls.
 
-    A batch of 64 is so small that a call costs more than its arithmetic, and one with a Python number twice as much. So
-    intermediate results and parameters stand in arrays that are there already, all four components of the state are
-    integrated at once, and actions are checked by one reduction.
+    For a batch of 64 a numpy call costs more than its arithmetic, and a Python number as argument doubles that. So
+    intermediate results and parameters lie in preallocated arrays, all four components of the state are integrated at
+    once, and actions are checked by one reduction.
 
-    Beyond Gymnasium's it has all autoreset modes, can step and reset some of its slots (`step_some`,
-    `options["reset_mask"]`), and takes a list of seeds: a slot with a seed of its own has its own generator from then
-    on, and gives what a single `CartPole-v1` with that seed gives. Gymnasium's class has NEXT_STEP alone, and one
-    generator for all slots, which one seed for all of them means here, too. In the other modes slots never share one,
-    and an int seeds slot i with `seed + i`, as `SyncVectorEnv` does.
+    Unlike Gymnasium's class it has all autoreset modes, can step and reset some of its slots (`step_some`,
+    `options["reset_mask"]`), and takes a list of seeds. A slot with a seed of its own has its own generator from then
+    on, and gives the results of a single `CartPole-v1` with that seed. With NEXT_STEP and one seed for all, slots share
+    one generator, as in Gymnasium's class, which has no other mode. In the other modes slots never share one, and an
+    int seeds slot i with `seed + i`, as `SyncVectorEnv` does.
 
     Args:
-        *args: as Gymnasium's.
+        *args: as for Gymnasium's.
         autoreset_mode: when the next episode begins.
-        **kwargs: as Gymnasium's.
+        **kwargs: as for Gymnasium's.
 
     Attributes:
         one_generator: whether slots may share a generator.
@@ -70,19 +70,19 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.one_generator = self._next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
         self._same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._own: dict[int, np.random.Generator] = {}  # of slots that have one of their own
+        self._own: dict[int, np.random.Generator] = {}  # by slot: its own generator, if it has one
         n = self.num_envs
-        self._slope = np.empty((4, n))  # of x, its speed, the angle, and its speed
+        self._slope = np.empty((4, n))  # derivatives of x, its speed, the angle, and its speed
         self._scratch = tuple(np.empty(n) for _ in range(5))
         self._distances = np.empty((2, n))
         self._ones = np.ones(n, np.float32)
-        self._beyond = np.empty((2, n), np.bool_)
+        self._outside = np.empty((2, n), np.bool_)
         self._parameters: tuple[float, ...] = ()
         self._generators, self._own_generators = GeneratorReader(), GeneratorReader()
-        self._adopt(self._read_parameters())
+        self._set_parameters(self._read_parameters())
 
     def _read_parameters(self) -> tuple[float, ...]:
-        """What `set_attr` may change, in the order of `_adopt`."""
+        """Return the parameters, which `set_attr` may change, in the order of `_set_parameters`."""
         return (
             self.gravity,
             self.masspole,
@@ -95,7 +95,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             self.theta_threshold_radians,
         )
 
-    def _adopt(self, parameters: tuple[float, ...]) -> None:
+    def _set_parameters(self, parameters: tuple[float, ...]) -> None:
         self._parameters = parameters
         n = self.num_envs
         gravity, masspole, total_mass, length, leverage, force, tau, x, angle = parameters
@@ -107,30 +107,30 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         self._limits = np.stack((np.full(n, x, np.float64), np.full(n, angle, np.float64)))
 
     def step(self, action: npt.NDArray[Any]) -> Any:
-        """As Gymnasium's: observations float32 `(n, 4)`, rewards float32, flags bool, and infos."""
+        """Step all slots as Gymnasium's: observations float32 `(n, 4)`, rewards float32, flags bool, and infos."""
         return self._step(action, None)
 
     def _step(self, action: npt.NDArray[Any], rest: npt.NDArray[np.bool_] | None) -> Any:
-        """Step all slots; what comes of those of a mask is not used, and begins no episode."""
+        """Step all slots; results of those of the mask `rest` are not used, and they begin no episode."""
         over = self.prev_done
-        if (ended := np.count_nonzero(over)) and not self._next_step:  # else under DISABLED alone
+        if (ended := np.count_nonzero(over)) and not self._next_step:  # possible only under DISABLED
             raise ResetNeededError(
                 f"the episodes of slots {np.flatnonzero(over).tolist()} are over: reset them with "
                 "options['reset_mask'], or choose another autoreset_mode"
             )
         reward = self._advance(action)
         state, steps = self.state, self.steps
-        distances, beyond = self._distances, self._beyond
+        distances, outside = self._distances, self._outside
         np.abs(state[::2], distances)
-        np.greater(distances, self._limits, beyond)
-        terminated = np.logical_or(beyond[0], beyond[1])
+        np.greater(distances, self._limits, outside)
+        terminated = np.logical_or(outside[0], outside[1])
         truncated = steps >= self.max_episode_steps
         if ended:
             goes_on = np.logical_not(over)
             reward = goes_on.astype(np.float32) if reward is None else np.where(over, np.float32(0), reward)
             if self._own:
                 self._start(over.nonzero()[0], self.low, self.high)
-            else:  # drawn in the very order of Gymnasium's
+            else:  # drawn in the same order as Gymnasium's
                 state[:, over] = self.np_random.uniform(self.low, self.high, (4, ended))
             steps *= goes_on
             terminated &= goes_on
@@ -154,11 +154,11 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         return obs, reward, terminated, truncated, info
 
     def _advance(self, action: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
-        """Step all poles, and begin no episode; gives rewards, None if they are all 1."""
+        """Step all poles, and begin no episode; return rewards, None if they are all 1."""
         fits = type(action) is np.ndarray and action.dtype == _INT64 and action.shape == (self.num_envs,)
         state, parameters = self.state, self._read_parameters()
         if parameters != self._parameters:
-            self._adopt(parameters)
+            self._set_parameters(parameters)
         if (
             not fits
             or not (within(action, 0, 2) if within is not None and action.flags.c_contiguous else _are_actions(action))
@@ -171,7 +171,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             finally:
                 self.prev_done = over
             if not self._next_step:
-                reward += 0.0  # single envs give no -0.0
+                reward += 0.0  # single envs never return -0.0
             return reward
         if state is None:
             raise ResetNeededError(_NOT_RESET)
@@ -180,7 +180,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         return None
 
     def _start(self, slots: npt.NDArray[np.int64], low: float, high: float) -> None:
-        """Put slots, ascending, into states that an episode may begin with."""
+        """Draw the initial states of slots (ascending)."""
         state: Any = self.state
         if not self._own:
             state[:, slots] = self.np_random.uniform(low, high, (4, len(slots)))
@@ -193,7 +193,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             state[:, slot] = self._own[slot].uniform(low, high, 4)
 
     def step_some(self, actions: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> Any:
-        """Step some of the slots (int64, ascending): as `step`, with the others as they were.
+        """Step some of the slots (int64, ascending), as `step`; the others stay as they are.
 
         Rows of other slots are not used in `actions`, and have their last observation, reward 0 and flags False.
         """
@@ -207,7 +207,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             return np.zeros((self.num_envs, 4), np.float32), np.zeros(self.num_envs, np.float32), ~rest, ~rest, {}
         kept = self.state[:, rest], self.steps[rest], self.prev_done[rest]
         actions = np.where(rest, 0, actions)
-        was_over, self.prev_done = self.prev_done, self.prev_done & ~rest  # they draw no start
+        was_over, self.prev_done = self.prev_done, self.prev_done & ~rest  # they draw no initial state
         try:
             _, reward, terminated, truncated, info = self._step(actions, rest)
         except BaseException:
@@ -222,8 +222,8 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         """Begin an episode in every slot, or in those of `options["reset_mask"]`.
 
         Args:
-            seed: an int: as Gymnasium's, one for all slots together; under another mode than NEXT_STEP slot i is seeded
-                with that plus i. Or a list, one for each slot (None: it goes on with the generator that it has).
+            seed: an int: as in Gymnasium, one for all slots together; in modes other than NEXT_STEP slot i is seeded
+                with `seed + i`. Or a list, one for each slot (None: it keeps its generator).
             options: may have a "reset_mask", and the bounds "low" and "high".
         """
         mask = None if options is None else options.get("reset_mask")
@@ -263,13 +263,13 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         np.cos(angle, cos)
         np.sin(angle, sin)
         self._forces.take(action, out=force, mode="clip")
-        # what pulls at the cart: (force + leverage * spin² * sin) / total_mass
+        # acceleration of the cart without the pole's: (force + leverage * spin² * sin) / total_mass
         np.square(spin, pull)
         multiply(leverage, pull, pull)
         multiply(pull, sin, pull)
         np.add(force, pull, pull)
         divide(pull, total_mass, pull)
-        # how the angle accelerates: (g * sin - cos * pull) / (length * (4/3 - masspole * cos² / total_mass))
+        # angular acceleration: (g * sin - cos * pull) / (length * (4/3 - masspole * cos² / total_mass))
         turning = slope[3]
         multiply(self._gravity, sin, turning)
         multiply(cos, pull, rest)
@@ -280,7 +280,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         subtract(self._four_thirds, rest, rest)
         multiply(self._length, rest, rest)
         divide(turning, rest, turning)
-        # and the cart: pull - leverage * turning * cos / total_mass
+        # acceleration of the cart: pull - leverage * turning * cos / total_mass
         multiply(leverage, turning, rest)
         multiply(rest, cos, rest)
         divide(rest, total_mass, rest)
@@ -292,7 +292,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     checkpoint_size = _OWN + RNG_WORDS
 
     def get_checkpoints(self, out: npt.NDArray[np.float64]) -> None:
-        """Write the states of all slots into rows of words, `(num_envs, checkpoint_size)`; so it can be resumed."""
+        """Write the states of all slots into rows of words, `(num_envs, checkpoint_size)`, to resume from."""
         words = out.view(np.uint64)
         if self.state is not None:
             out[:, :_STEPS] = self.state.T
@@ -314,7 +314,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             words[slots, _FLAGS] += np.uint64(_HAS_OWN)
 
     def set_checkpoints(self, rows: npt.NDArray[np.float64], newest: int) -> None:
-        """Bring all slots into the states of rows that `get_checkpoints` wrote, `newest` the last of them."""
+        """Set the states of all slots from rows that `get_checkpoints` wrote; `newest` is the last that was written."""
         words = rows.view(np.uint64)
         self.state = rows[:, :_STEPS].T.copy() if words[newest, _FLAGS] & _HAS_STATE else None
         self.steps = words[:, _STEPS].astype(np.int32)

@@ -1,7 +1,7 @@
-"""The two ways to step many simulations of one model: MuJoCo's own batch, and a loop over rows of state on threads.
+"""Two engines that step many simulations of one model: `BatchEngine` (MuJoCo's own batch) and `LoopEngine` (threads).
 
-Both have the same methods, the same arrays, and an MjData a thread. The batch is faster. The loop does what the batch
-can't: it calls `mj_rnePostConstraint` after each step, which contact forces (`cfrc_ext`) need.
+Both have the same methods, the same arrays, and one MjData per thread. The batch is faster. The loop also calls
+`mj_rnePostConstraint` after each step, which the batch can't and contact forces (`cfrc_ext`) need.
 """
 
 # ruff: noqa: D102 (`Engine` says what the methods do)
@@ -19,7 +19,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.thread_pool import AT_WORK, ThreadPool
+from aioenv.native.thread_pool import CALLS_IN_PROGRESS, ThreadPool
 from aioenv.requirements import require_batch
 
 require_batch()
@@ -32,8 +32,8 @@ Array = npt.NDArray[Any]
 Slots = npt.NDArray[np.int64]
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-# fields of MjData that are parts of the state: what is written to their arrays counts; MuJoCo 3 has not all of them
-_NAMES = {
+# fields of MjData that are parts of the state: values written to their arrays are used; MuJoCo 3 lacks some of them
+_STATE_NAMES = {
     "time": "mjSTATE_TIME",
     "qpos": "mjSTATE_QPOS",
     "qvel": "mjSTATE_QVEL",
@@ -50,55 +50,57 @@ _NAMES = {
     "plugin_state": "mjSTATE_PLUGIN",
     "plastic": "mjSTATE_PLASTIC",
 }
-_PARTS = {
-    name: mujoco.mjtState.__members__[part] for name, part in _NAMES.items() if part in mujoco.mjtState.__members__
+_STATE_PARTS = {
+    name: mujoco.mjtState.__members__[part]
+    for name, part in _STATE_NAMES.items()
+    if part in mujoco.mjtState.__members__
 }
-# what only `mj_rnePostConstraint` computes; `mj_forward` calls it where a sensor needs it
+# fields that only `mj_rnePostConstraint` computes; `mj_forward` calls it where a sensor needs it
 POST_CONSTRAINT = frozenset(("cacc", "cfrc_int", "cfrc_ext"))
 
 
 class Engine(Protocol):
-    """What `SimPool` needs; `slots` are distinct numbers, None is all of them."""
+    """The interface that `SimPool` uses; `slots` are distinct numbers, None means all."""
 
     models: list[Any]
 
     def bind(self, name: str) -> Array:
-        """The live array of a field of MjData, `(num_sims, ...)`."""
+        """Return the live array of a field of MjData, `(num_sims, ...)`."""
 
     def field(self, name: str, array: Array | None = None) -> Array:
-        """The live array of a field of MjModel, `(num_sims, ...)`, from now on one for each simulation.
+        """Return the live array of a field of MjModel, `(num_sims, ...)`: each simulation now has its own value.
 
         Args:
-            array: what it shall be, if it was not live yet; its values are taken as they are.
+            array: the array to use if the field was not live yet; its values are used as they are.
         """
 
     def step(self, slots: Slots | None, nstep: int) -> None:
-        """`mj_step`, `nstep` times."""
+        """Call `mj_step` `nstep` times."""
 
     def forward(self, slots: Slots | None) -> None:
-        """`mj_forward`."""
+        """Call `mj_forward`."""
 
     def reset(self, slots: Slots | None, keyframe: int, qpos: Array | None, qvel: Array | None) -> None:
-        """`mj_resetData`, then positions and velocities if given, then `mj_forward`."""
+        """Call `mj_resetData`, set positions and velocities if given, and call `mj_forward`."""
 
     def reset_and_step(self, resets: Slots, qpos: Array, qvel: Array, slots: Slots, nstep: int) -> None:
-        """`reset` of some and `step` of others."""
+        """Reset some and step others."""
 
     def get_states(self, slots: Slots, out: Array) -> None:
-        """The states (`mjSTATE_INTEGRATION`) into the rows of `out`."""
+        """Write the states (`mjSTATE_INTEGRATION`) into the rows of `out`."""
 
     def set_states(self, slots: Slots, states: Array) -> None:
-        """The states from rows; nothing is computed from them."""
+        """Set the states from rows; nothing is computed from them."""
 
     def set_const(self, slots: Slots | None) -> None:
-        """`mj_setConst`."""
+        """Call `mj_setConst`."""
 
     def close(self) -> None:
-        """End the threads; the arrays stay as they are."""
+        """Stop the threads; the arrays keep their values."""
 
 
 def field_value(model: Any, name: str) -> Array:
-    """What a model says of a field that can differ between simulations, of the dtype that MuJoCo keeps it in."""
+    """Return a model's value of a field that can differ between simulations, in MuJoCo's own dtype."""
     value = getattr(model.opt, name[4:]) if name.startswith("opt.") else getattr(model, name)
     return np.array(value, np.int32) if isinstance(value, int) else np.array(value)
 
@@ -116,7 +118,7 @@ class BatchEngine:
         data = mujoco.MjData(model)
         self._fresh = np.empty(self._batch.nstate)
         mujoco.mj_getState(model, data, self._fresh, STATE)
-        # ours, and copied in before each call: the batch's own would keep its threads alive after `close`
+        # our own arrays, copied in before each call: the batch's would keep its threads alive after `close`
         self._fields: dict[str, Array] = {}
 
     def bind(self, name: str) -> Array:
@@ -129,25 +131,25 @@ class BatchEngine:
             self._fields[name] = own.copy() if array is None else array
         return self._fields[name]
 
-    def _push(self) -> None:
+    def _push_fields(self) -> None:
         for name, array in self._fields.items():
             self._batch.expand(name)[...] = array
 
     def step(self, slots: Slots | None, nstep: int) -> None:
         if self._fields:
-            self._push()
-        with AT_WORK:
+            self._push_fields()
+        with CALLS_IN_PROGRESS:
             self._batch.step(slots, nstep)
 
     def forward(self, slots: Slots | None) -> None:
         if self._fields:
-            self._push()
-        with AT_WORK:
+            self._push_fields()
+        with CALLS_IN_PROGRESS:
             self._batch.forward(slots)
 
     def reset(self, slots: Slots | None, keyframe: int, qpos: Array | None, qvel: Array | None) -> None:
         if self._fields:
-            self._push()
+            self._push_fields()
         if self._fields or keyframe >= 0:
             self._batch.reset(slots, keyframe, mujoco.mjtStage.mjSTAGE_NONE)
         else:
@@ -156,13 +158,13 @@ class BatchEngine:
             self._qpos[... if slots is None else slots] = qpos
         if qvel is not None:
             self._qvel[... if slots is None else slots] = qvel
-        with AT_WORK:
+        with CALLS_IN_PROGRESS:
             self._batch.forward(slots)
 
     def reset_and_step(self, resets: Slots, qpos: Array, qvel: Array, slots: Slots, nstep: int) -> None:
         self.reset(resets, -1, qpos, qvel)
         if len(slots):
-            with AT_WORK:
+            with CALLS_IN_PROGRESS:
                 self._batch.step(slots, nstep)
 
     def get_states(self, slots: Slots, out: Array) -> None:
@@ -172,23 +174,24 @@ class BatchEngine:
         self._state[slots] = states
 
     def set_const(self, slots: Slots | None) -> None:
-        self._push()
-        with AT_WORK:
+        self._push_fields()
+        with CALLS_IN_PROGRESS:
             self._batch.set_const(slots)
         for name, array in self._fields.items():
             array[...] = self._batch.expand(name)
 
     def close(self) -> None:
-        # its threads end with the last reference, and arrays that are bound refer to it
+        # its threads end with the last reference, and bound arrays refer to it
         del self._batch, self._qpos, self._qvel, self._state
 
 
 class _Sim:
-    """An MjData, and the pairs of (batch, its own array) of the fields that are copied out of it.
+    """An MjData, and the fields that are copied out of it.
 
     Attributes:
-        fields: these; `after_forward`: those that `mj_forward` computes.
-        numbers: pairs of (batch, name), of fields that are one number.
+        fields: pairs of (array of all simulations, array of this MjData).
+        after_forward: those of the fields that `mj_forward` computes.
+        numbers: pairs of (array of all simulations, name) of fields that are one number.
     """
 
     def __init__(self, model: Any, fields: dict[str, Array]) -> None:
@@ -209,38 +212,38 @@ class _Sim:
 
 
 class LoopEngine:
-    """Simulations are rows of state, stepped on threads that take the next one each; `mj_step` releases the GIL.
+    """Simulations as rows of state, stepped on threads, each of which takes the next one; `mj_step` releases the GIL.
 
-    A thread puts a row into an MjData of its own, computes, and takes it out again: the few MjData stay in the caches,
-    as those of MuJoCo's batch do.
+    A thread copies a row into an MjData of its own, computes, and copies it back. The few MjData stay in the CPU's
+    caches, as those of MuJoCo's batch do.
 
     Args:
         post_constraint: whether each step ends with `mj_rnePostConstraint`.
 
     Raises:
-        ValueError: if the model has what is part of no state (sleeping bodies, say), as MuJoCo's batch.
+        ValueError: if the model has features that are part of no state (sleeping bodies, say), as MuJoCo's batch.
     """
 
     def __init__(self, model: Any, num_sims: int, num_threads: int, post_constraint: bool) -> None:
-        batch.Batch(model, 1, 1)  # it knows what is part of no state
-        self._n = num_sims
-        self._post = post_constraint
+        batch.Batch(model, 1, 1)  # raises if the model has features that are part of no state
+        self._num_sims = num_sims
+        self._post_constraint = post_constraint
         self.models = [model] * num_sims
-        self._plain = model  # what an MjData is made for
-        self._spare: list[_Sim] = []
+        self._base_model = model  # each MjData is made for this model
+        self._free_sims: list[_Sim] = []
         self._state = np.empty((num_sims, mujoco.mj_stateSize(model, STATE)))
         self._fresh = mujoco.MjData(model)
         mujoco.mj_getState(model, self._fresh, self._state[0], STATE)
         self._state[1:] = self._state[0]
         self._rows = list(self._state)
-        self._inputs = _views(model, self._fresh, self._state)
-        self._copied: dict[str, Array] = {}  # fields that are computed
-        self._outputs: dict[str, Array] = {}  # views of these, to read
-        # (target, source) of what is copied into each one's model
+        self._inputs = _state_views(model, self._fresh, self._state)
+        self._copied: dict[str, Array] = {}  # computed fields
+        self._outputs: dict[str, Array] = {}  # read-only views of them
+        # by slot: (target, source) of fields that are copied into its model
         self._before: list[list[tuple[Array, Array]]] = [[] for _ in range(num_sims)]
         self._fields: dict[str, Array] = {}
         self._scalars: dict[str, Array] = {}
-        self._team = ThreadPool(num_threads)
+        self._threads = ThreadPool(num_threads)
         self._all = list(range(num_sims))
 
     def bind(self, name: str) -> Array:
@@ -251,10 +254,10 @@ class LoopEngine:
         if name not in batch.DATA_FIELDS or not isinstance(source, (np.ndarray, int)):
             raise ValueError(f"bind: {name!r} is no field of MjData that has the same size in every simulation")
         source = np.array(source, np.int32) if isinstance(source, int) else source
-        self._copied[name] = np.stack([source] * self._n)
+        self._copied[name] = np.stack([source] * self._num_sims)
         self._outputs[name] = self._copied[name].view()
-        self._outputs[name].flags.writeable = False  # nobody would read it
-        self._spare.clear()  # they copy what was known when they were made
+        self._outputs[name].flags.writeable = False  # MuJoCo would not read it
+        self._free_sims.clear()  # they copy only the fields known when they were made
         return self._outputs[name]
 
     def field(self, name: str, array: Array | None = None) -> Array:
@@ -288,36 +291,36 @@ class LoopEngine:
             setattr(model.opt, name[4:], values[slot].item())
         return model
 
-    def _take(self) -> _Sim:
-        """An MjData that no other thread uses; who has taken it gives it back, or nobody does if it raised."""
+    def _acquire_sim(self) -> _Sim:
+        """Take an MjData that no other thread uses; the caller gives it back, unless it raised."""
         try:
-            return self._spare.pop()
+            return self._free_sims.pop()
         except IndexError:
-            return _Sim(self._plain, self._copied)
+            return _Sim(self._base_model, self._copied)
 
     def _step(self, nstep: int, slot: int) -> None:
-        model, row, sim = self._model(slot), self._rows[slot], self._take()
+        model, row, sim = self._model(slot), self._rows[slot], self._acquire_sim()
         data = sim.data
         mujoco.mj_setState(model, data, row, STATE)
         mujoco.mj_step(model, data, nstep)
-        if self._post:
+        if self._post_constraint:
             mujoco.mj_rnePostConstraint(model, data)
         mujoco.mj_getState(model, data, row, STATE)
         sim.copy_out(sim.fields, slot)
-        self._spare.append(sim)
+        self._free_sims.append(sim)
 
     def _forward(self, slot: int) -> None:
-        model, row, sim = self._model(slot), self._rows[slot], self._take()
+        model, row, sim = self._model(slot), self._rows[slot], self._acquire_sim()
         data = sim.data
         mujoco.mj_setState(model, data, row, STATE)
         mujoco.mj_forward(model, data)
         mujoco.mj_getState(model, data, row, STATE)
         sim.copy_out(sim.fields if data.flg_rnepost else sim.after_forward, slot)
-        self._spare.append(sim)
+        self._free_sims.append(sim)
 
     def _reset(self, slots: Slots, keyframe: int, qpos: Array | None, qvel: Array | None, k: int) -> None:
         slot = slots[k]
-        model, sim = self._model(slot), self._take()
+        model, sim = self._model(slot), self._acquire_sim()
         data = sim.data
         if keyframe < 0:
             mujoco.mj_resetData(model, data)
@@ -330,20 +333,20 @@ class LoopEngine:
         mujoco.mj_forward(model, data)
         mujoco.mj_getState(model, data, self._rows[slot], STATE)
         sim.copy_out(sim.fields, slot)
-        self._spare.append(sim)
+        self._free_sims.append(sim)
 
-    def _items(self, slots: Slots | None) -> list[int]:
+    def _slot_list(self, slots: Slots | None) -> list[int]:
         return self._all if slots is None else slots.tolist()
 
     def step(self, slots: Slots | None, nstep: int) -> None:
-        self._team.run(partial(self._step, nstep), self._items(slots))
+        self._threads.run(partial(self._step, nstep), self._slot_list(slots))
 
     def forward(self, slots: Slots | None) -> None:
-        self._team.run(self._forward, self._items(slots))
+        self._threads.run(self._forward, self._slot_list(slots))
 
     def reset(self, slots: Slots | None, keyframe: int, qpos: Array | None, qvel: Array | None) -> None:
-        numbers = np.arange(self._n) if slots is None else slots
-        self._team.run(partial(self._reset, numbers, keyframe, qpos, qvel), range(len(numbers)))
+        numbers = np.arange(self._num_sims) if slots is None else slots
+        self._threads.run(partial(self._reset, numbers, keyframe, qpos, qvel), range(len(numbers)))
 
     def reset_and_step(self, resets: Slots, qpos: Array, qvel: Array, slots: Slots, nstep: int) -> None:
         reset = partial(self._reset, resets, -1, qpos, qvel)
@@ -354,7 +357,7 @@ class LoopEngine:
             else:
                 self._step(nstep, item)
 
-        self._team.run(do, [*slots.tolist(), *(~k for k in range(len(resets)))])
+        self._threads.run(do, [*slots.tolist(), *(~k for k in range(len(resets)))])
 
     def get_states(self, slots: Slots, out: Array) -> None:
         self._state.take(slots, 0, out)
@@ -363,29 +366,29 @@ class LoopEngine:
         self._state[slots] = states
 
     def set_const(self, slots: Slots | None) -> None:
-        # the models of others have not seen yet what was written to their rows
-        for slot in self._items(slots):
+        # the models of other slots do not have the values written to their rows yet
+        for slot in self._slot_list(slots):
             model = self._model(slot)
-            mujoco.mj_setConst(model, mujoco.MjData(self._plain))
+            mujoco.mj_setConst(model, mujoco.MjData(self._base_model))
             for name, field in self._fields.items():
                 field[slot] = self._get(model, name)
 
     def close(self) -> None:
-        self._team.close()
-        self._spare.clear()
+        self._threads.close()
+        self._free_sims.clear()
 
 
-def _views(model: Any, data: Any, states: Array) -> dict[str, Array]:
-    """The live arrays of the parts of rows of state that MjData has under a name, `(n, ...)`."""
+def _state_views(model: Any, data: Any, states: Array) -> dict[str, Array]:
+    """Return live views of rows of state, `(n, ...)`, by the field of MjData that each part is."""
     views: dict[str, Array] = {}
-    for name, part in _PARTS.items():
+    for name, part in _STATE_PARTS.items():
         begin = mujoco.mj_stateSize(model, STATE & (int(part) - 1))  # parts are in the order of their bits
         shape = np.shape(getattr(data, name))
         views[name] = states[:, begin : begin + mujoco.mj_stateSize(model, int(part))].reshape(len(states), *shape)
     return views
 
 
-# What a fork leaves in the child has no threads, which its destructor would wait for: there it stays for ever.
+# In a forked child a batch has no threads, for which its destructor would wait: leak it there.
 _batches: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""Models that this process loads; what MuJoCo says about them becomes log records, as what it says in workers does."""
+"""Load MuJoCo models in this process, and turn MuJoCo's warnings into log records."""
 
 from __future__ import annotations
 
@@ -15,72 +15,74 @@ import mujoco
 
 from aioenv.ipc.messages import is_new_warning
 
-__all__ = ["Model", "log_warnings", "take_model", "tell_warnings"]
+__all__ = ["Model", "flush_warnings", "load_model", "log_warnings"]
 
-# What describes a model: itself, what it is compiled from, or a path or a string of XML.
+# A model, its spec, a path, or a string of XML.
 Model: TypeAlias = "mujoco.MjModel | mujoco.MjSpec | str | os.PathLike[str]"
 
 _LOG = logging.getLogger("aioenv.mujoco")
 
 
-_heard: list[str] = []
-_hear = _heard.append  # MuJoCo calls it from C++, where nothing may be raised: no Python code can be interrupted in it
-_lock = threading.RLock()  # objects may be collected at any moment
-_users = 0
-_said: set[str] = set()
+_pending_warnings: list[str] = []
+_on_warning = (
+    _pending_warnings.append
+)  # called from C++, where no exception may be raised: `append` runs no Python code that a signal could interrupt
+_lock = threading.RLock()  # reentrant: the garbage collector may run a finalizer at any moment
+_num_users = 0
+_logged: set[str] = set()
 
 
 def log_warnings(owner: object) -> Callable[[], object]:
-    """Log MuJoCo's warnings for as long as an object lives, or until the function is called that this returns.
+    """Log MuJoCo's warnings as long as an object lives, or until the returned function is called.
 
-    MuJoCo would print them, and write them to MUJOCO_LOG.TXT in the working directory. `tell_warnings` makes records of
-    those that have come. A handler that the program has set (`mujoco.set_mju_user_warning`), before or after, is kept.
+    MuJoCo would print them, and write them to MUJOCO_LOG.TXT in the working directory. `flush_warnings` logs those that
+    have come. A handler that the program has set (`mujoco.set_mju_user_warning`), before or after, is kept.
     """
-    _begin()
-    return weakref.finalize(owner, _let_go)
+    _add_user()
+    return weakref.finalize(owner, _remove_user)
 
 
-def _begin() -> None:
-    global _users
+def _add_user() -> None:
+    global _num_users
     with _lock:
         if mujoco.get_mju_user_warning() is None:
-            mujoco.set_mju_user_warning(_hear)
-        _users += 1
-        _said.clear()  # each vector env shows its first ones
+            mujoco.set_mju_user_warning(_on_warning)
+        _num_users += 1
+        _logged.clear()  # each vector env logs its first ones as warnings
 
 
-def _let_go() -> None:
-    global _users
+def _remove_user() -> None:
+    global _num_users
     with _lock:
-        _users -= 1
-        if not _users and mujoco.get_mju_user_warning() is _hear:
+        _num_users -= 1
+        if not _num_users and mujoco.get_mju_user_warning() is _on_warning:
             mujoco.set_mju_user_warning(None)
 
 
-def tell_warnings() -> None:
-    """Log the warnings that have come: of those that differ in numbers alone the first as a warning."""
-    while _heard:
-        with contextlib.suppress(IndexError):  # another thread was faster
-            text = _heard.pop(0)
-            # that a model is written in an old way is no news to who runs it
-            news = "deprecated" not in text and is_new_warning(text, _said)
-            _LOG.log(logging.WARNING if news else logging.INFO, "MuJoCo: %s", text)
+def flush_warnings() -> None:
+    """Log the warnings that have come; of those that differ only in numbers, the first as a warning, others as info."""
+    while _pending_warnings:
+        with contextlib.suppress(IndexError):  # another thread took it
+            text = _pending_warnings.pop(0)
+            # users who only run a model can't change its deprecated syntax
+            is_news = "deprecated" not in text and is_new_warning(text, _logged)
+            _LOG.log(logging.WARNING if is_news else logging.INFO, "MuJoCo: %s", text)
 
 
 @contextlib.contextmanager
 def _warnings_logged() -> Iterator[None]:
-    """Log MuJoCo's warnings meanwhile; see `log_warnings`."""
-    _begin()
+    """Log MuJoCo's warnings within a block; see `log_warnings`."""
+    _add_user()
     try:
         yield
     finally:
-        _let_go()
-        tell_warnings()
+        _remove_user()
+        flush_warnings()
 
 
 @_warnings_logged()
-def take_model(model: Model) -> mujoco.MjModel:
-    """An `MjModel`: the given one, or what an `MjSpec`, a path or XML says.
+def load_model(model: Model) -> mujoco.MjModel:
+    """Return an `MjModel`: the given one, or that of an `MjSpec`, a path or XML.
 
     Raises:
         TypeError: if it is none of these.

@@ -24,12 +24,12 @@ from aioenv.native.hook_results import (
     check_outcome,
     check_start,
     final_info,
-    leave_out,
+    full_infos,
     merge_reset_infos,
-    own,
-    whole,
+    owned,
+    remove_rows,
 )
-from aioenv.native.loading import Model, take_model
+from aioenv.native.loading import Model, load_model
 from aioenv.native.sim_pool import SimPool
 from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import (
@@ -49,7 +49,7 @@ Array = npt.NDArray[Any]
 Slots = npt.NDArray[np.int64]
 
 _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
-ALL = slice(None)
+_ALL = slice(None)
 _NONE = np.zeros(0, np.int64)
 _ONE = np.array(1)
 
@@ -57,9 +57,9 @@ _ONE = np.array(1)
 class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
     """Many MuJoCo envs of one task, as one `gymnasium.vector.VectorEnv`: one batch of physics, numpy for the rest.
 
-    It does what `gymnasium.vector.SyncVectorEnv` does with as many envs under a `TimeLimit`, bit for bit: seeds, the
-    three autoreset modes, infos with their masks, `options["reset_mask"]`. A task says in a few hooks what is seen,
-    earned and told, for all slots at once:
+    It gives the results of `gymnasium.vector.SyncVectorEnv` with as many envs under a `TimeLimit`, bit for bit: seeds,
+    the three autoreset modes, infos with their masks, `options["reset_mask"]`. A task defines observations, rewards and
+    infos in a few hooks, for all slots at once:
 
         class Pole(NativeMujocoEnv):
             def __init__(self, num_envs, **kwargs):
@@ -77,17 +77,18 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
                 fallen = np.abs(obs[:, 1]) > 0.2
                 return 1.0 - fallen, fallen, {}
 
-    A step: `before_step`, `controls`, physics (for slots whose episode is over under NEXT_STEP: a new start instead),
-    `after_start` if there was any, `observe`, `outcome`. Hooks get and give arrays with the slots as first axis;
-    `qpos`, `qvel` and whatever `bind` gave are live: after the step they are those of the state that is observed.
+    A step calls `before_step` and `controls`, steps the physics (under NEXT_STEP, slots whose episode has ended start a
+    new one instead), and calls `after_start` if any slot started, `observe` and `outcome`. Hooks get and return arrays
+    with the slots as first axis; `qpos`, `qvel` and the arrays of `bind` are live: after the step they are those of the
+    state that is observed.
 
     Args:
         num_envs: how many slots.
-        model: an `MjModel`, an `MjSpec`, XML, or a path. One that does not begin with `.`, `/` or `~` is that of a
-            file that comes with Gymnasium's own envs, as there.
-        frame_skip: physics steps a step.
+        model: an `MjModel`, an `MjSpec`, XML, or a path. A path that does not begin with `.`, `/` or `~` names a file
+            that comes with Gymnasium's own envs, as there.
+        frame_skip: physics steps per step.
         max_episode_steps: after so many steps an episode is truncated; None or -1: never.
-        autoreset_mode: when an episode that is over is followed by the next.
+        autoreset_mode: when an episode that has ended is followed by the next.
         num_threads: how many threads compute the physics; None: as many as CPUs this process may use, a worker its
             share of them.
         render_mode: None.
@@ -97,8 +98,8 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
     Attributes:
         model: the model of all slots.
         max_episode_steps: after so many an episode is truncated; None: never.
-        dt: seconds of simulated time a step.
-        init_qpos, init_qvel: where the model begins.
+        dt: seconds of simulated time per step.
+        init_qpos, init_qvel: the initial state of the model.
         qpos, qvel: positions `(num_envs, nq)` and velocities `(num_envs, nv)`, float64, live.
         pool: the simulations.
 
@@ -109,7 +110,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
 
     #: whether steps end with `mj_rnePostConstraint`, without which `cfrc_ext` is that of an earlier step
     post_constraint: ClassVar[bool] = False
-    #: whether any thread may step it, one at a time: blocking code does it on its own then
+    #: whether any thread may step it, one at a time: then blocking code steps it on its own thread
     any_thread: ClassVar[bool] = True
 
     def __init__(
@@ -142,7 +143,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         if camera_id is not None and camera_name is not None:
             raise ValueError(f"expected a camera_id or a camera_name, got both: {camera_id!r} and {camera_name!r}")
         self.autoreset_mode = parse_mode(autoreset_mode)
-        self.model = take_model(_found(model))
+        self.model = load_model(_gymnasium_asset(model))
         self.model.vis.global_.offwidth = max(self.model.vis.global_.offwidth, width)
         self.model.vis.global_.offheight = max(self.model.vis.global_.offheight, height)
         self.pool = SimPool(self.model, num_envs, num_threads=num_threads, post_constraint=self.post_constraint)
@@ -165,73 +166,75 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         self.init_qpos, self.init_qvel = self.qpos[0].copy(), self.qvel[0].copy()
         self.max_episode_steps = None if max_episode_steps in (None, -1) else max_episode_steps
         self._elapsed = np.zeros(self.num_envs, np.int64)
-        self._begun = np.zeros(self.num_envs, np.bool_)
-        self._all_begun = False
-        self._over = np.zeros(0, np.int64)  # the slots whose episode is over
+        self._started = np.zeros(self.num_envs, np.bool_)
+        self._all_started = False
+        self._ended_slots = np.zeros(0, np.int64)  # slots whose episode has ended
         self._rngs: list[np.random.Generator | None] = [None] * self.num_envs
         self._seeds: list[int | None] = [None] * self.num_envs
         self._memory: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones(self.num_envs, np.bool_)
-        # of slots put into a state since they were stepped: the last observations, and the physics
-        self._last: dict[int, tuple[Array, Array]] = {}
+        # by slot that was put into a state since its last step: the last observation, and the physics of that
+        self._observed: dict[int, tuple[Array, Array]] = {}
         self._generators: GeneratorReader | None = None
         self._seed_words: npt.NDArray[np.uint64]
-        self._finals: tuple[Slots, Array] | None = None  # slots whose episodes the last step has ended, and how
-        self._numbers = np.arange(self.num_envs)
-        self._is_strange = not type(self).__module__.startswith("aioenv.native.")
+        self._final_states: tuple[Slots, Array] | None = (
+            None  # slots whose episodes the last step ended, with their states
+        )
+        self._all_slots = np.arange(self.num_envs)
+        self._is_user_task = not type(self).__module__.startswith("aioenv.native.")
 
-    # ------------------------------------------------------------ what a task says
+    # ------------------------------------------------------------ hooks that a task overrides
 
     def draw_start(self, slots: Slots) -> tuple[Array, Array]:
-        """Where new episodes begin: positions `(k, nq)` and velocities `(k, nv)`, drawn with `uniform` or `normal`.
+        """Draw the starts of new episodes: positions `(k, nq)` and velocities `(k, nv)`, with `uniform` or `normal`.
 
-        The rest of MuJoCo's state begins as the model has it; `after_start` may write to it, and call
-        `self.pool.forward(slots)` then.
+        The rest of MuJoCo's state starts as the model defines it; `after_start` may write to it and then call
+        `self.pool.forward(slots)`.
         """
         raise _missing(self, "draw_start(slots)")
 
     def observe(self, slots: Any) -> Array:
-        """Observations `(k, ...)` in a new array; `slots` indexes live arrays: all slots as a slice, or numbers."""
+        """Return observations `(k, ...)` in a new array; `slots` indexes live arrays: a slice of all, or numbers."""
         raise _missing(self, "observe(slots)")
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """What the step that was made means: rewards, terminations (None: none), and columns of infos.
+        """Return rewards, terminations (None: none), and columns of infos of the step that was made.
 
-        All rows must be there, in arrays of which copies are taken; those of slots that have just begun an episode are
-        not used, and what is remembered of them here, or written to MuJoCo's state, is put back. `obs` is what will be
-        returned.
+        Each array has a row for every slot, and is copied. Rows of slots that have just begun an episode are not used;
+        changes that this hook makes to their remembered arrays and to their MuJoCo state are undone. `obs` is what the
+        step will return.
         """
         raise _missing(self, "outcome(actions, obs)")
 
     def start_info(self, slots: Any) -> dict[str, Array]:
-        """Columns of infos of resets, `(k, ...)` each, in new arrays."""
+        """Return the columns of infos of resets, `(k, ...)` each, in new arrays."""
         return {}
 
     def controls(self, actions: Array) -> Array:
-        """The controls `(num_envs, nu)` that actions stand for: the actions themselves, unless a task says otherwise.
+        """Return the controls `(num_envs, nu)` of actions: the actions themselves, unless a task overrides this.
 
-        What else an action does (move a `mocap` body, say) may be done here, too.
+        Other effects of an action, such as moving a `mocap` body, belong here, too.
         """
         return actions
 
     def before_step(self) -> None:
-        """Note what `outcome` will compare with; `qpos`, `qvel` and the others are still those before the step.
+        """Note values that `outcome` will need; `qpos`, `qvel` and other live arrays still have those before the step.
 
-        Of fields that are parts of MuJoCo's state, that is. What is derived (`xpos`, say) is not there if the slot has
-        just been put into a state: `remember` it in `after_start` and `outcome`.
+        This is true of fields that are part of MuJoCo's state. A derived field (`xpos`, say) is not valid if the slot
+        has just been put into a state: `remember` it in `after_start` and `outcome`.
         """
 
     def after_start(self, slots: Any) -> None:
-        """Note what is needed of slots that have begun an episode (in arrays from `remember`)."""
+        """Note values of slots that have begun an episode, in arrays from `remember`."""
 
-    # ------------------------------------------------------------ what a task uses
+    # ------------------------------------------------------------ methods that a task calls
 
     def set_observation_size(self, size: int) -> None:
-        """Observations are float64 vectors of this size, without bounds."""
+        """Declare that observations are float64 vectors of this size, without bounds."""
         self.set_observation_space(Box(-np.inf, np.inf, (size,), np.float64))
 
     def set_observation_space(self, space: Box) -> None:
-        """Observations of one slot are of this space.
+        """Set the observation space of one slot.
 
         Raises:
             TypeError: if a batch of such observations is no array.
@@ -239,7 +242,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         self.single_observation_space, self.observation_space = space, self._batched("set_observation_space", space)
 
     def set_action_space(self, space: Space[Any]) -> None:
-        """Actions of one slot are of this space, and `controls` says what they stand for; by default they are controls.
+        """Set the action space of one slot; `controls` converts actions to controls, by default they are controls.
 
         Raises:
             TypeError: if a batch of such actions is no array.
@@ -253,16 +256,16 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         return batched
 
     def bind(self, name: str) -> Array:
-        """The live array of a field of `MjData`, `(num_envs, ...)` (see `SimPool.bind`)."""
+        """Return the live array of a field of `MjData`, `(num_envs, ...)` (see `SimPool.bind`)."""
         return self.pool.bind(name)
 
     def remember(self, name: str, shape: int | tuple[int, ...] = (), dtype: Any = np.float64) -> Array:
-        """An array `(num_envs, *shape)` of what a task knows of each slot from one step to the next.
+        """Make an array `(num_envs, *shape)` that a task keeps from one step to the next, zero at first.
 
         Its rows are part of the states of slots. Write into it; don't replace it.
 
         Raises:
-            ValueError: if there is one of this name, in a class that this one is derived from, say.
+            ValueError: if there is one of this name, in a base class, say.
             TypeError: if it could have Python objects in it.
         """
         if name in self._memory:
@@ -274,11 +277,11 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         return array
 
     def uniform(self, slots: Slots | slice, low: float, high: float, size: int) -> Array:
-        """`(k, size)` numbers for k slots, each row drawn as `np_random.uniform(low, high, size)` of its slot.
+        """Draw `(k, size)` numbers for k slots, each row as `np_random.uniform(low, high, size)` of its slot.
 
         Raises:
             ValueError: if `high` is less than `low`.
-            OverflowError: if one is no finite number, or they are too far apart.
+            OverflowError: if one is not finite, or they are too far apart.
         """
         if high < low:
             raise ValueError(f"uniform: expected low <= high, got {low} and {high}")
@@ -294,7 +297,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         return drawn
 
     def normal(self, slots: Slots | slice, size: int) -> Array:
-        """`(k, size)` numbers for k slots, each row drawn as `np_random.standard_normal(size)` of its slot."""
+        """Draw `(k, size)` numbers for k slots, each row as `np_random.standard_normal(size)` of its slot."""
         numbers = range(self.num_envs)[slots] if isinstance(slots, slice) else slots.tolist()
         drawn = np.empty((len(numbers), size))
         rngs = self._rngs
@@ -303,11 +306,11 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         return drawn
 
     def model_field(self, name: str) -> Array:
-        """A field of the model with values for each slot, `(num_envs, ...)`; see `SimPool.model_field`."""
+        """Return a field of the model with values for each slot, `(num_envs, ...)`; see `SimPool.model_field`."""
         return self.pool.model_field(name)
 
     def set_const(self, slots: Any = None) -> None:
-        """Derive constants anew from changed fields of the model; see `SimPool.set_const`."""
+        """Recompute the constants derived from changed fields of the model; see `SimPool.set_const`."""
         self.pool.set_const(slots)
 
     # ------------------------------------------------------------ reset and step
@@ -323,136 +326,137 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
             Observations of all slots (zeros of those that were never reset), and infos of those that were reset.
 
         Raises:
-            ValueError, TypeError: if there is not one seed a slot, or the mask is none.
+            ValueError, TypeError: if there is not one seed for each slot, or the mask is invalid.
         """
         self._check_open()
-        seeds = spread_seeds(seed, self._numbers, self.num_envs)
+        seeds = spread_seeds(seed, self._all_slots, self.num_envs)
         mask = None if options is None else options.get("reset_mask")
         if mask is None:
-            slots = self._numbers
+            slots = self._all_slots
         else:
-            split_reset_options({"reset_mask": mask}, self.num_envs)  # raises if it is none
+            split_reset_options({"reset_mask": mask}, self.num_envs)  # raises if it is invalid
             slots = np.flatnonzero(mask)
         seeded = {slot: seeding.np_random(seeds[slot]) for slot in slots.tolist() if seeds[slot] is not None}
         for slot, (rng, number) in seeded.items():
             self._rngs[slot], self._seeds[slot] = rng, number
-        qpos, qvel = self._draw(slots)
+        qpos, qvel = self._checked_start(slots)
         self.pool.start(None if mask is None else slots, qpos, qvel)
-        self._forget_last(slots)
-        self._begun[slots] = True
-        self._all_begun = mask is None or bool(self._begun.all())
+        self._forget_observed(slots)
+        self._started[slots] = True
+        self._all_started = mask is None or bool(self._started.all())
         self._elapsed[slots] = 0
-        self._over = _NONE if mask is None else self._over[~mask[self._over]]
-        where = ALL if mask is None else slots
+        self._ended_slots = _NONE if mask is None else self._ended_slots[~mask[self._ended_slots]]
+        where = _ALL if mask is None else slots
         self.after_start(where)
-        info = self._tell(where, len(slots))
+        info = self._checked_start_info(where, len(slots))
         return self._observe_all(), merge_reset_infos({}, info, slots, self.num_envs)
 
     def _observe_all(self) -> Array:
-        obs = own(self._observe(ALL, self.num_envs))
-        if not self._all_begun:
-            obs[~self._begun] = 0
-        if self._last:
-            obs[list(self._last)] = [seen for seen, _ in self._last.values()]
+        obs = owned(self._checked_obs(_ALL, self.num_envs))
+        if not self._all_started:
+            obs[~self._started] = 0
+        if self._observed:
+            obs[list(self._observed)] = [seen for seen, _ in self._observed.values()]
         return obs
 
-    def _keep_last(self, slots: Slots) -> None:
+    def _keep_observed(self, slots: Slots) -> None:
+        """Keep the last observations of slots whose state is about to change: steps of other slots return these."""
         kept = zip(self._observe_all()[slots], self.observed_physics_states(slots), strict=True)
-        self._last.update(zip(slots.tolist(), kept, strict=True))
+        self._observed.update(zip(slots.tolist(), kept, strict=True))
 
-    def _forget_last(self, slots: Slots) -> None:
-        """These slots are reset or stepped."""
-        for slot in slots.tolist() if self._last else ():
-            self._last.pop(slot, None)
+    def _forget_observed(self, slots: Slots) -> None:
+        """Forget the last observations of slots that are reset or stepped."""
+        for slot in slots.tolist() if self._observed else ():
+            self._observed.pop(slot, None)
 
-    # hooks, whose results are looked at unless the task is one of ours
+    # Calls of hooks. The results of users' tasks are checked, those of our own tasks are not.
 
-    def _draw(self, slots: Slots) -> tuple[Array, Array]:
+    def _checked_start(self, slots: Slots) -> tuple[Array, Array]:
         start = self.draw_start(slots)
-        return check_start(self, start, len(slots)) if self._is_strange else start
+        return check_start(self, start, len(slots)) if self._is_user_task else start
 
-    def _controls(self, actions: Array) -> Array:
+    def _checked_controls(self, actions: Array) -> Array:
         controls = self.controls(actions)
-        return check_controls(self, controls, self._ctrl.shape) if self._is_strange else controls
+        return check_controls(self, controls, self._ctrl.shape) if self._is_user_task else controls
 
-    def _observe(self, slots: Any, count: int) -> Array:
+    def _checked_obs(self, slots: Any, count: int) -> Array:
         obs = self.observe(slots)
-        return check_obs(self, obs, count) if self._is_strange else obs
+        return check_obs(self, obs, count) if self._is_user_task else obs
 
-    def _tell(self, slots: Any, count: int) -> dict[str, Array]:
+    def _checked_start_info(self, slots: Any, count: int) -> dict[str, Array]:
         columns = self.start_info(slots)
-        return check_columns(self, "start_info", columns, count) if self._is_strange else columns
+        return check_columns(self, "start_info", columns, count) if self._is_user_task else columns
 
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError.of(repr(self))
 
     def step(self, actions: Any) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        """Step every slot; all that is returned is the caller's own.
+        """Step every slot; the returned arrays are the caller's own.
 
         Args:
-            actions: a batch of `action_space`, `(num_envs, nu)` unless a task says otherwise; rows of slots that begin
-                an episode instead are not used.
+            actions: a batch of `action_space`, by default `(num_envs, nu)`; rows of slots that begin an episode instead
+                are not used.
 
         Returns:
             Observations, rewards (float64), terminations and truncations (bool), infos.
 
         Raises:
-            ResetNeededError: if it was never reset, or an episode is over and `autoreset_mode` is DISABLED.
+            ResetNeededError: if it was never reset, or an episode has ended and `autoreset_mode` is DISABLED.
             ValueError: if `actions` has another shape.
         """
         return self._step(actions, None)
 
     def step_some(self, actions: Any, slots: Slots) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        """Step some of the slots; the others are as they were, and take no physics.
+        """Step some of the slots; the others stay as they are, without physics.
 
         Args:
             actions: a batch for all slots, as for `step`; rows of other slots are not used.
-            slots: which, int64, ascending; may be none.
+            slots: which, int64, ascending; may be empty.
 
         Returns:
             As `step`: rows of other slots have their last observation (zeros, if they were never reset), reward 0,
             flags False, and nothing in infos.
 
         Raises:
-            ResetNeededError: if one of them was never reset, or its episode is over and `autoreset_mode` is DISABLED.
+            ResetNeededError: if one of them was never reset, or its episode has ended and `autoreset_mode` is DISABLED.
             ValueError: if `actions` has another shape.
         """
         if len(slots) == self.num_envs:
             return self._step(actions, None)
-        rest = self._ones.copy()
-        rest[slots] = False
-        # hooks treat all rows: what they write of other slots is put back
-        kept = self._keep(rest.nonzero()[0])
+        skipped = self._ones.copy()
+        skipped[slots] = False
+        # hooks write all rows: undo their changes to other slots
+        kept = self._save_rows(skipped.nonzero()[0])
         try:
-            return self._step(actions, rest)
+            return self._step(actions, skipped)
         finally:
-            self._put_back(*kept)
+            self._restore_rows(*kept)
 
-    def _keep(self, slots: Slots) -> tuple[Slots, list[Array], Array | None]:
-        """What hooks may have written of some slots: what is remembered, and of somebody else's task the physics."""
-        physics = self.pool.get_states(slots) if self._is_strange and len(slots) else None
+    def _save_rows(self, slots: Slots) -> tuple[Slots, list[Array], Array | None]:
+        """Save the rows of some slots that hooks may write: remembered arrays, and for users' tasks the physics."""
+        physics = self.pool.get_states(slots) if self._is_user_task and len(slots) else None
         return slots, [array[slots] for array in self._memory.values()], physics
 
-    def _put_back(self, slots: Slots, memory: list[Array], physics: Array | None) -> None:
+    def _restore_rows(self, slots: Slots, memory: list[Array], physics: Array | None) -> None:
         for array, rows in zip(self._memory.values(), memory, strict=True):
             array[slots] = rows
         if physics is not None and not self.closed:
             self.pool.set_states(physics, slots)
 
     def _step(
-        self, actions: Any, rest: npt.NDArray[np.bool_] | None
+        self, actions: Any, skipped: npt.NDArray[np.bool_] | None
     ) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        """Step all slots, but for those of a mask."""
+        """Step all slots except those of the mask `skipped`."""
         actions = np.asarray(actions, order="C")  # sums of rows depend on it
         if actions.shape != self.action_space.shape:
             raise ValueError(f"actions: expected shape {self.action_space.shape}, got {actions.shape}")
-        if not self._all_begun and (rest is None or not (self._begun | rest).all() or self.closed):
+        if not self._all_started and (skipped is None or not (self._started | skipped).all() or self.closed):
             self._check_open()
             raise ResetNeededError("Cannot call env.step() before calling env.reset()")
-        starts, due = _NONE, self._over
-        if rest is not None:
-            due = due[~rest[due]]
+        starts, due = _NONE, self._ended_slots
+        if skipped is not None:
+            due = due[~skipped[due]]
         if len(due):
             if self.autoreset_mode is AutoresetMode.NEXT_STEP:
                 starts = due
@@ -461,92 +465,94 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
                     f"the episodes of slots {due.tolist()} are over: reset them with "
                     "options['reset_mask'], or choose another autoreset_mode"
                 )
-        self._forget_last(self._numbers if rest is None else (~rest).nonzero()[0])
+        self._forget_observed(self._all_slots if skipped is None else (~skipped).nonzero()[0])
         self.before_step()
-        self._physics(self._controls(actions), starts, rest)
+        self._step_physics(self._checked_controls(actions), starts, skipped)
         obs = self._observe_all()
-        # hooks treat all rows: what they write of slots that have just begun is put back
-        fresh = self._keep(starts) if len(starts) else None
+        # hooks write all rows: undo their changes to slots that have just begun
+        fresh = self._save_rows(starts) if len(starts) else None
         outcome = self.outcome(actions, obs)
         if fresh is not None:
-            self._put_back(*fresh)
-        reward, terminated, columns = check_outcome(self, outcome) if self._is_strange else outcome
+            self._restore_rows(*fresh)
+        reward, terminated, columns = check_outcome(self, outcome) if self._is_user_task else outcome
         if terminated is None:
             terminated = np.zeros(self.num_envs, np.bool_)
         elapsed = self._elapsed
-        elapsed += _ONE if rest is None else ~rest
+        elapsed += _ONE if skipped is None else ~skipped
         if len(starts):
             elapsed[starts] = 0
         limit = self.max_episode_steps
         truncated = terminated & False if limit is None else elapsed >= limit
-        reward = own(reward) if reward.dtype == np.float64 else reward.astype(np.float64)
-        if rest is not None:
-            reward[rest] = 0.0
-            terminated[rest] = truncated[rest] = False
-        first = 0 if rest is None else int(rest.argmin())  # of those that are stepped
+        reward = owned(reward) if reward.dtype == np.float64 else reward.astype(np.float64)
+        if skipped is not None:
+            reward[skipped] = 0.0
+            terminated[skipped] = truncated[skipped] = False
+        first = 0 if skipped is None else int(skipped.argmin())  # the first slot that is stepped
         if len(starts):
             reward[starts] = 0.0
             terminated[starts] = False
-            info = merge_reset_infos(columns, self._tell(starts, len(starts)), starts, self.num_envs, first)
+            info = merge_reset_infos(
+                columns, self._checked_start_info(starts, len(starts)), starts, self.num_envs, first
+            )
         else:
             info = {}
         over = (terminated | truncated).nonzero()[0]
-        self._over = over if rest is None else np.union1d(over, self._over[rest[self._over]])
+        self._ended_slots = over if skipped is None else np.union1d(over, self._ended_slots[skipped[self._ended_slots]])
         if len(over) and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            info = self._begin_anew(over, obs, columns, first)
+            info = self._autoreset_same_step(over, obs, columns, first)
         elif not len(starts):
-            info = whole(columns, self._ones)
-        if rest is not None:
-            info = leave_out(info, rest)
+            info = full_infos(columns, self._ones)
+        if skipped is not None:
+            info = remove_rows(info, skipped)
         return obs, reward, terminated, truncated, info
 
-    def _physics(self, controls: Array, starts: Slots, rest: npt.NDArray[np.bool_] | None) -> None:
-        """Step the simulations, but for those that begin an episode, and those of a mask."""
-        if rest is None and not len(starts):
+    def _step_physics(self, controls: Array, starts: Slots, skipped: npt.NDArray[np.bool_] | None) -> None:
+        """Step the simulations, except those that begin an episode and those of the mask `skipped`."""
+        if skipped is None and not len(starts):
             self._ctrl[...] = controls
             self.pool.advance(self.frame_skip)
             return
-        live = self._ones.copy() if rest is None else ~rest
+        live = self._ones.copy() if skipped is None else ~skipped
         live[starts] = False
         slots = live.nonzero()[0]
-        if rest is None:
+        if skipped is None:
             self._ctrl[...] = controls  # a start has its controls set to zero
         else:
             self._ctrl[slots] = controls[slots]
         if len(starts):
-            qpos, qvel = self._draw(starts)
+            qpos, qvel = self._checked_start(starts)
             self.pool.start_and_step(starts, qpos, qvel, slots, self.frame_skip)
             self.after_start(starts)
         elif len(slots):
             self.pool.step(slots, nstep=self.frame_skip)
 
-    def _begin_anew(self, over: Slots, obs: Array, columns: dict[str, Array], first: int) -> dict[str, Any]:
-        """Begin the next episodes in the step that has ended the last ones."""
+    def _autoreset_same_step(self, over: Slots, obs: Array, columns: dict[str, Array], first: int) -> dict[str, Any]:
+        """Begin the next episodes in the step that ended the last ones (SAME_STEP)."""
         info = final_info(obs, columns, over, self.num_envs)
-        self._finals = over, self.pool.get_states(over)
-        self.pool.start(over, *self._draw(over))
+        self._final_states = over, self.pool.get_states(over)
+        self.pool.start(over, *self._checked_start(over))
         self._elapsed[over] = 0
-        self._over = _NONE
+        self._ended_slots = _NONE
         self.after_start(over)
-        obs[over] = self._observe(over, len(over))
-        info.update(merge_reset_infos(columns, self._tell(over, len(over)), over, self.num_envs, first))
+        obs[over] = self._checked_obs(over, len(over))
+        info.update(merge_reset_infos(columns, self._checked_start_info(over, len(over)), over, self.num_envs, first))
         return info
 
     # ------------------------------------------------------------ states of slots
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The generators of all slots."""
+        """The random generators of all slots."""
         return tuple(map(self.rng, range(self.num_envs)))
 
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
-        """What each slot's generator was seeded with."""
-        self.np_random  # noqa: B018 (seeds those that have none)
+        """The seed of each slot's generator."""
+        self.np_random  # noqa: B018 (makes the generators that are missing)
         return tuple(self._seeds)
 
     def rng(self, slot: int) -> np.random.Generator:
-        """The random number generator of one slot; seeded by the system if no reset has had a seed for it."""
+        """Return the random generator of one slot; seeded by the system if no reset had a seed for it."""
         rng = self._rngs[slot]
         if rng is None:
             rng, self._seeds[slot] = seeding.np_random()
@@ -554,7 +560,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         return rng
 
     def physics_states(self, slots: Iterable[int] | None = None, out: Array | None = None) -> Array:
-        """The physics alone, to draw it, say: `mjSTATE_INTEGRATION`, float64 `(k, state_size)`.
+        """Return the physics alone, for rendering, say: `mjSTATE_INTEGRATION`, float64 `(k, state_size)`.
 
         Args:
             slots: which; None: all of them.
@@ -563,21 +569,21 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         return self.pool.get_states(slots, out)
 
     def observed_physics_states(self, slots: Iterable[int] | None = None) -> Array:
-        """Likewise, as the last observations show it: of slots that were put into a state since, as it was before."""
+        """Return the physics that the last observations show, even of slots that were put into another state since."""
         states = self.pool.get_states(slots)
-        for row, slot in enumerate(self.pool.numbers(slots).tolist() if self._last else ()):
-            if slot in self._last:
-                states[row] = self._last[slot][1]
+        for row, slot in enumerate(self.pool.numbers(slots).tolist() if self._observed else ()):
+            if slot in self._observed:
+                states[row] = self._observed[slot][1]
         return states
 
     def final_physics_states(self, slots: Iterable[int]) -> Array:
-        """Likewise, of slots whose episodes the last step that ended any has ended (SAME_STEP): as they were then.
+        """Return the physics at the end of the episodes that ended last, under SAME_STEP.
 
         Raises:
-            ValueError: if it has ended none in some of them.
+            ValueError: if the step that last ended any episodes ended none in one of these slots.
         """
         numbers = self.pool.numbers(slots)
-        ended, states = self._finals or (np.zeros(0, np.int64), np.zeros((0, self.pool.state_size)))
+        ended, states = self._final_states or (np.zeros(0, np.int64), np.zeros((0, self.pool.state_size)))
         if len(others := np.setdiff1d(numbers, ended)):
             raise ValueError(f"slots: no episode has ended in {others.tolist()}, only in {ended.tolist()}")
         final: Array = states[np.searchsorted(ended, numbers)]
@@ -596,7 +602,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         """
         numbers = self.pool.numbers(slots)
         physics = self.pool.get_states(numbers)
-        over = set(self._over.tolist())
+        over = set(self._ended_slots.tolist())
         states = []
         for row, slot in zip(physics, numbers.tolist(), strict=True):
             rng = self._rngs[slot]
@@ -606,7 +612,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
                     "memory": {name: array[slot].copy() for name, array in self._memory.items()},
                     "elapsed": int(self._elapsed[slot]),
                     "over": slot in over,
-                    "begun": bool(self._begun[slot]),
+                    "begun": bool(self._started[slot]),
                     "seed": self._seeds[slot],
                     "rng": None if rng is None else rng.bit_generator.state,
                 }
@@ -616,15 +622,15 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
     def set_state(self, states: Sequence[dict[str, Any]], slots: Iterable[int] | None = None) -> None:
         """Set the whole states of slots, as `get_state` gave them, of whichever slots.
 
-        With AutoresetMode.DISABLED a slot whose episode was over goes on, as a single env does.
+        With AutoresetMode.DISABLED a slot whose episode had ended goes on, as a single env does.
 
         Args:
             states: one for each slot.
             slots: which; None: all of them.
 
         Raises:
-            ValueError: if there is another number of states, or they are of another task, or one awaits a reset that
-                AutoresetMode.SAME_STEP would not make.
+            ValueError: if there is not one state for each slot, they are of another task, or one awaits a reset
+                that AutoresetMode.SAME_STEP would not make.
         """
         numbers = self.pool.numbers(slots)
         if len(states) != len(numbers):
@@ -635,15 +641,15 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
             raise ValueError("states: they are of another task or model than this one's")
         if self.autoreset_mode is AutoresetMode.SAME_STEP and any(state["over"] for state in states):
             raise ValueError("states: one is of an episode that is over, which under SAME_STEP would never be reset")
-        self._keep_last(numbers)
+        self._keep_observed(numbers)
         self.pool.set_states(
             np.array([state["physics"] for state in states]).reshape(-1, self.pool.state_size), numbers
         )
-        over = set(self._over.tolist()) - set(numbers.tolist())
+        over = set(self._ended_slots.tolist()) - set(numbers.tolist())
         for state, slot in zip(states, numbers.tolist(), strict=True):
             for name, array in self._memory.items():
                 array[slot] = state["memory"][name]
-            self._elapsed[slot], self._begun[slot] = state["elapsed"], state["begun"]
+            self._elapsed[slot], self._started[slot] = state["elapsed"], state["begun"]
             self._seeds[slot], self._rngs[slot] = state["seed"], None
             if state["over"] and self.autoreset_mode is not AutoresetMode.DISABLED:
                 over.add(slot)
@@ -651,21 +657,21 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
                 rng, _ = seeding.np_random(0)
                 rng.bit_generator.state = state["rng"]
                 self._rngs[slot] = rng
-        self._over = np.array(sorted(over), np.int64)
-        self._all_begun = bool(self._begun.all())
+        self._ended_slots = np.array(sorted(over), np.int64)
+        self._all_started = bool(self._started.all())
 
     # ------------------------------------------------------------ all at once, as numbers
 
     @property
     def checkpoint_size(self) -> int:
         """How many float64 a slot's row of `get_checkpoints` has."""
-        memory: int = sum(map(_words, self._memory.values()))
+        memory: int = sum(map(_row_words, self._memory.values()))
         return int(self.pool.state_size) + memory + 2 + RNG_WORDS + SEED_WORDS
 
     def get_checkpoints(self, out: Array) -> None:
-        """Write what `get_state` tells of every slot into a row each, as 64-bit words: with every step, so it is fast.
+        """Write the state of every slot, that of `get_state`, into a row of 64-bit words; fast enough for every step.
 
-        A task that overrides it knows more: that goes behind, and `checkpoint_size` must count it.
+        A task that overrides it appends its own words, and `checkpoint_size` must count them.
 
         Args:
             out: float64 `(num_envs, checkpoint_size)`.
@@ -675,11 +681,11 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         words = out.view(np.uint64)
         for array in self._memory.values():
             rows = array.reshape(self.num_envs, -1).view(np.uint8)
-            words[:, at : at + _words(array)].view(np.uint8)[:, : rows.shape[1]] = rows
-            at += _words(array)
+            words[:, at : at + _row_words(array)].view(np.uint8)[:, : rows.shape[1]] = rows
+            at += _row_words(array)
         words[:, at] = self._elapsed
-        words[:, at + 1] = self._begun
-        words[self._over, at + 1] |= 2
+        words[:, at + 1] = self._started
+        words[self._ended_slots, at + 1] |= 2
         at += 2
         if self._generators is None:
             self._generators = GeneratorReader()
@@ -690,40 +696,40 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         words[:, at : at + SEED_WORDS] = self._seed_words
 
     def set_checkpoints(self, rows: Array, newest: int) -> None:
-        """Bring all slots into the states of rows that `get_checkpoints` wrote.
+        """Set the states of all slots from rows that `get_checkpoints` wrote.
 
         Args:
             rows: float64 `(num_envs, checkpoint_size)`.
-            newest: the row that was written last, as far as they were not written together.
+            newest: the row that was written last, if they were not written together.
         """
         at = self.pool.state_size
         self.pool.set_states(rows[:, :at])
         words = rows.view(np.uint64)
         for array in self._memory.values():
             mine = array.reshape(self.num_envs, -1).view(np.uint8)
-            mine[...] = words[:, at : at + _words(array)].view(np.uint8)[:, : mine.shape[1]]
-            at += _words(array)
+            mine[...] = words[:, at : at + _row_words(array)].view(np.uint8)[:, : mine.shape[1]]
+            at += _row_words(array)
         self._elapsed[...] = words[:, at]
-        self._begun[...] = words[:, at + 1] & 1
-        self._over = (words[:, at + 1] & 2).nonzero()[0]
-        self._all_begun = bool(self._begun.all())
+        self._started[...] = words[:, at + 1] & 1
+        self._ended_slots = (words[:, at + 1] & 2).nonzero()[0]
+        self._all_started = bool(self._started.all())
         at += 2
         for slot, row in enumerate(words[:, at:].tolist()):
             self._rngs[slot] = generator_from_words(row[:RNG_WORDS])
             self._seeds[slot] = seed_from_words(row[RNG_WORDS : RNG_WORDS + SEED_WORDS])
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the threads. Arrays that were live keep their values."""
+        """Stop the threads. Live arrays keep their values."""
         self._memory = {name: array.copy() for name, array in self._memory.items()}
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray) and value.base is not None:
                 setattr(self, name, value.copy())
-        self._all_begun = False
+        self._all_started = False
         self.pool.close()
 
 
-def _found(model: Model) -> Model:
-    """The model as it was given, or the path of one that comes with Gymnasium."""
+def _gymnasium_asset(model: Model) -> Model:
+    """Return the model as given, or the path of a file that comes with Gymnasium."""
     if not isinstance(model, str) or "<" in model or model.startswith((".", "/", "~")):
         return model
     path = _ASSETS / model
@@ -740,10 +746,10 @@ def _is_count(value: Any) -> bool:
 
 
 def _missing(task: NativeMujocoEnv, hook: str) -> NotImplementedError:
-    """The error of a task that lacks a hook."""
+    """Return the error of a task that lacks a hook."""
     return NotImplementedError(f"{type(task).__name__} has no {hook}: a NativeMujocoEnv needs one of its own")
 
 
-def _words(array: Array) -> int:
-    """How many words a row of an array takes."""
+def _row_words(array: Array) -> int:
+    """Return how many words a row of an array takes."""
     return (array.nbytes // len(array) + 7) // 8

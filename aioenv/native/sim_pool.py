@@ -1,4 +1,4 @@
-"""`SimPool`: many simulations of one model, stepped at once."""
+"""`SimPool`: many MuJoCo simulations of one model, stepped together on threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aioenv.errors import ClosedError
 from aioenv.mujoco_clock import stop_clock
 from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, batch, field_value
-from aioenv.native.loading import Model, log_warnings, take_model, tell_warnings
+from aioenv.native.loading import Model, flush_warnings, load_model, log_warnings
 from aioenv.platform import usable_cpus
 
 __all__ = ["SimPool"]
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class SimPool:
-    """Many simulations of one model, which are reset, stepped and asked together, on threads.
+    """Many simulations of one model, which are reset, stepped and read together, on threads.
 
         with SimPool("robot.xml", 64) as pool:
             ctrl, qpos = pool.bind("ctrl"), pool.bind("qpos")
@@ -33,16 +33,16 @@ class SimPool:
                 pool.step()
 
     Results are those of a loop over one `MjData` each, bit for bit, however many threads there are. All calls block,
-    release the GIL while they compute, and must come from one thread at a time. MuJoCo's profiler (`MjData.timer`)
-    measures no more in a process that has one, until somebody calls `mujoco.set_mjcb_time(None)`.
+    release the GIL while they compute, and must come from one thread at a time. In a process
+    that has a pool, MuJoCo's profiler (`MjData.timer`) measures nothing until `mujoco.set_mjcb_time(None)` is called.
 
     Args:
         model: an `MjModel`, an `MjSpec`, the path of its XML or MJB file, or XML.
         num_sims: how many simulations.
-        num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use, a
-            worker its share of them.
+        num_threads: how many threads compute, the caller's among them; None: as many as CPUs that this process may use,
+            in a worker its share of them.
         post_constraint: whether a step ends with `mj_rnePostConstraint`, which computes `cfrc_ext`, `cfrc_int` and
-            `cacc`. Then Python threads take one simulation each; otherwise it is MuJoCo's own batch, which is faster.
+            `cacc`. Then Python threads step the simulations; otherwise MuJoCo's own batch does, which is faster.
 
     Attributes:
         model: the model.
@@ -50,7 +50,7 @@ class SimPool:
         state_size: how many float64 one state has.
 
     Raises:
-        ValueError: if a number is not positive, or if the model has what is part of no state (sleeping bodies, say).
+        ValueError: if a number is not positive, or the model has features that are part of no state (sleeping bodies).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SimPool:
         for name, value in (("num_sims", num_sims), ("num_threads", num_threads)):
             if value is not None or name == "num_sims":
                 _check_int(name, value, 1)
-        self.model = take_model(model)
+        self.model = load_model(model)
         if self.model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
             raise ValueError(
                 "model: it lets bodies sleep, and who sleeps is not part of the state that simulations are kept in; "
@@ -98,7 +98,7 @@ class SimPool:
     # ------------------------------------------------------------ computing
 
     def reset(self, slots: Iterable[int] | slice | None = None, *, n: int | None = None, keyframe: int = -1) -> None:
-        """Reset to the model's defaults or a keyframe, and compute what follows (`mj_forward`).
+        """Reset to the model's defaults or a keyframe, and compute derived fields (`mj_forward`).
 
         Args:
             slots: which simulations, distinct numbers, a mask or a slice; None: all of them.
@@ -107,41 +107,41 @@ class SimPool:
 
         Raises:
             IndexError: if there is no such simulation, or keyframe.
-            ValueError, TypeError: if a simulation is named twice, or numbers are none.
+            ValueError, TypeError: if a simulation is named twice, or these are no numbers.
         """
         _check_int("keyframe", keyframe, None)
         if not -1 <= keyframe < self.model.nkey:
             raise IndexError(f"keyframe: the model has {self.model.nkey}, got {keyframe}")
         self._engine.reset(self._pick(slots, n), keyframe, None, None)
-        tell_warnings()
+        flush_warnings()
 
     def forward(self, slots: Iterable[int] | slice | None = None, *, n: int | None = None) -> None:
-        """Compute all that follows from the states (`mj_forward`); arguments and errors as of `reset`."""
+        """Compute all derived fields from the states (`mj_forward`); arguments and errors as for `reset`."""
         self._engine.forward(self._pick(slots, n))
-        tell_warnings()
+        flush_warnings()
 
     def step(self, slots: Iterable[int] | slice | None = None, *, n: int | None = None, nstep: int = 1) -> None:
         """Step `nstep` times (`mj_step`). As there, derived fields are those before the last of these steps.
 
         Args:
-            slots, n: as of `reset`.
+            slots, n: as for `reset`.
             nstep: how many steps.
 
         Raises:
             ValueError: if `nstep` is not positive.
-            IndexError, TypeError: as of `reset`.
+            IndexError, TypeError: as for `reset`.
         """
         _check_int("nstep", nstep, 1)
         self._engine.step(self._pick(slots, n), nstep)
-        tell_warnings()
+        flush_warnings()
 
     def advance(self, nstep: int) -> None:
-        """Make `nstep` steps with all of them, as `step`, but without a check."""
+        """Step all simulations `nstep` times, as `step`, but without checks."""
         self._engine.step(None, nstep)
-        tell_warnings()
+        flush_warnings()
 
     def start(self, slots: npt.NDArray[np.int64] | None, qpos: Array, qvel: Array) -> None:
-        """Reset, then compute what follows from the given positions and velocities; without a check.
+        """Reset, and compute derived fields from the given positions and velocities; without checks.
 
         Args:
             slots: which simulations, k numbers in ascending order; None: all of them.
@@ -149,42 +149,42 @@ class SimPool:
             qvel: velocities, `(k, nv)`.
         """
         self._engine.reset(slots, -1, qpos, qvel)
-        tell_warnings()
+        flush_warnings()
 
     def start_and_step(
         self, starts: npt.NDArray[np.int64], qpos: Array, qvel: Array, slots: npt.NDArray[np.int64], nstep: int
     ) -> None:
-        """`start` some and step others, at once where that is possible; without a check.
+        """`start` some and step others, together if possible; without checks.
 
         Args:
-            starts, qpos, qvel: of those that start, as of `start`.
+            starts, qpos, qvel: of those that start, as for `start`.
             slots: those that step, numbers in ascending order, none of `starts` among them.
             nstep: how many steps these make.
         """
         self._engine.reset_and_step(starts, qpos, qvel, slots, nstep)
-        tell_warnings()
+        flush_warnings()
 
     # ------------------------------------------------------------ states and fields
 
     def bind(self, name: str) -> Array:
-        """The live array of a field of `MjData`, shape `(num_sims, ...)`: `qpos`, `ctrl`, `xpos`, `cfrc_ext` and so on.
+        """Return the live array of a field of `MjData`, `(num_sims, ...)`: `qpos`, `ctrl`, `xpos`, `cfrc_ext` …
 
-        What is written to a field of the state is the simulation's at its next call; others can only be read. Of those
-        only what MuJoCo computes in each call means something: without `post_constraint`, `cfrc_ext` is some other
-        simulation's. An array of MuJoCo's batch keeps the batch and its threads alive after `close`, until nobody
-        refers to it.
+        Values written to a field of the state are used by the next call; other fields are read-only. Derived fields are
+        valid only if MuJoCo computes them in each call: without `post_constraint`, `cfrc_ext` is that of some other
+        simulation. An array of MuJoCo's batch keeps the batch and its threads alive after `close`, until the last
+        reference to it is gone.
 
         Raises:
-            ValueError: if there is no such field, or it has not one size in all simulations (contacts, say).
+            ValueError: if there is no such field, or its size can differ between simulations (contacts, say).
         """
         return self._engine.bind(name)
 
     def get_states(self, slots: Iterable[int] | slice | None = None, out: Array | None = None) -> Array:
-        """The whole states (`mjSTATE_INTEGRATION`), float64 `(k, state_size)`.
+        """Return the whole states (`mjSTATE_INTEGRATION`), float64 `(k, state_size)`.
 
         Args:
-            slots: which simulations, as of `reset`; rows are in the order of their numbers here.
-            out: where to write them; it is returned then.
+            slots: which simulations, as for `reset`; rows are in the order of these numbers.
+            out: the array to write to and return.
 
         Raises:
             ValueError: if `out` has another shape or dtype.
@@ -201,10 +201,10 @@ class SimPool:
         return out
 
     def set_states(self, states: npt.ArrayLike, slots: Iterable[int] | slice | None = None) -> None:
-        """Set whole states. What follows from them is computed by the next `forward` or `step`.
+        """Set whole states. The next `forward` or `step` computes derived fields from them.
 
         Args:
-            states: float64 `(k, state_size)`, as of `get_states`.
+            states: float64 `(k, state_size)`, as for `get_states`.
             slots: which simulations, likewise.
 
         Raises:
@@ -218,11 +218,11 @@ class SimPool:
         self._engine.set_states(picked, rows)
 
     def model_field(self, name: str) -> Array:
-        """A field of the model with values for each simulation, `(num_sims, ...)`; write to it to change them.
+        """Return a field of the model with values for each simulation, `(num_sims, ...)`; write to it to change them.
 
-        From the first call for a field on, its values are taken from this array at every call: `body_mass`,
-        `geom_friction`, `dof_damping`, `opt.gravity`, and so on. Fields from which MuJoCo derives constants need
-        `set_const` after a change.
+        After the first call for a field (`body_mass`, `geom_friction`, `dof_damping`, `opt.gravity`, and so on) its
+        values are read from this array at every step. Fields from which MuJoCo derives constants need `set_const` after
+        a change.
 
         Raises:
             ValueError: if there is no such field, or it can't differ between simulations.
@@ -234,10 +234,10 @@ class SimPool:
         return self._fields[name]
 
     def share_model_field(self, name: str, array: Array) -> None:
-        """Have `model_field` be this array, `(num_sims, ...)` of the field's dtype; its values are taken from now on.
+        """Make this the array of `model_field`, `(num_sims, ...)` of the field's dtype; its values are used then.
 
         Raises:
-            ValueError: if there is no such field, the array does not fit, or `model_field` has given another.
+            ValueError: if there is no such field, the array does not fit, or `model_field` has returned another.
         """
         if name in self._fields:
             raise ValueError(f"model_field: {name!r} was taken by the env itself, which has another array of it")
@@ -250,21 +250,21 @@ class SimPool:
         self._fields[name] = self._engine.field(name, array)
 
     def unchanged_fields(self) -> dict[str, Array]:
-        """What the model says of all fields that `model_field` can give, but for those that it has given."""
+        """Return the model's values of all fields of `model_field`, except those that it has returned already."""
         return {name: field_value(self.model, name) for name in batch.MODEL_FIELDS if name not in self._fields}
 
     def changed_field(self, name: str) -> Array | None:
-        """The array of `model_field`, if that was called for this field."""
+        """Return the array of `model_field`, if that was called for this field; else None."""
         return self._fields.get(name)
 
     def set_const(self, slots: Iterable[int] | slice | None = None) -> None:
-        """Derive constants anew from changed fields of the model (`mj_setConst`); `slots` as of `reset`."""
+        """Recompute the constants derived from changed fields of the model (`mj_setConst`); `slots` as for `reset`."""
         self._engine.set_const(self._pick(slots, None))
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ close
 
     def close(self) -> None:
-        """End the threads. Closing twice does nothing."""
+        """Stop the threads. Idempotent."""
         engine, self._engine_or_none = self._engine_or_none, None
         if engine is not None:
             engine.close()
@@ -280,7 +280,7 @@ class SimPool:
         state = " closed" if self._engine_or_none is None else ""
         return f"<SimPool num_sims={self.num_sims} num_threads={self.num_threads}{state}>"
 
-    # ------------------------------------------------------------ which
+    # ------------------------------------------------------------ slots
 
     def _pick(self, slots: Iterable[int] | slice | None, n: int | None) -> npt.NDArray[np.int64] | None:
         if n is not None:
@@ -293,7 +293,7 @@ class SimPool:
         return None if slots is None else np.sort(self.numbers(slots))
 
     def numbers(self, slots: Iterable[int] | slice | None) -> npt.NDArray[np.int64]:
-        """Distinct numbers of simulations, from an iterable, a mask or a slice; None is all of them.
+        """Return distinct numbers of simulations from an iterable, a mask or a slice; None means all.
 
         Raises:
             IndexError: if there is no such simulation, or a mask has another shape than `(num_sims,)`.

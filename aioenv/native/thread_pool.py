@@ -1,4 +1,4 @@
-"""A few threads that share out pieces of work, the caller's own among them."""
+"""`ThreadPool`: threads that share the items of a job with the caller's own thread."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-__all__ = ["AT_WORK", "ThreadPool"]
+__all__ = ["CALLS_IN_PROGRESS", "ThreadPool"]
 
-EXIT_S = 10.0  # how long the end of the program waits for a call
+EXIT_TIMEOUT_S = 10.0  # how long the exit of the program waits for calls in progress
 
 
-class _AtWork:
-    """Around calls of MuJoCo without the GIL: a thread that comes back from one while Python ends would crash it.
+class _CallsInProgress:
+    """A context for MuJoCo calls that release the GIL: a thread that returns from one while Python exits would crash.
 
     Attributes:
-        is_over: whether the program is ending, so that there shall be no other call.
+        is_exiting: whether the program is exiting, so that no further call may begin.
     """
 
     def __init__(self) -> None:
         self._threads: set[int] = set()
-        self.is_over = False
+        self.is_exiting = False
         atexit.register(self._end)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._threads.clear)
 
     def __enter__(self) -> None:
         self._threads.add(threading.get_ident())
-        if self.is_over:
+        if self.is_exiting:
             self._threads.discard(threading.get_ident())
-            self.refuse()
+            self.raise_ending()
 
     def __exit__(self, *exc: object) -> None:
         self._threads.discard(threading.get_ident())
 
-    def refuse(self) -> NoReturn:
-        """Raise the RuntimeError of a call that shall not be."""
+    def raise_ending(self) -> NoReturn:
+        """Raise the RuntimeError of a call that may not begin."""
         raise RuntimeError("the program is ending: no simulation is stepped any more")
 
     def _end(self) -> None:
-        self.is_over = True
-        deadline = time.monotonic() + EXIT_S
+        self.is_exiting = True
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
         while self._threads - {threading.get_ident()} and time.monotonic() < deadline:
             time.sleep(0.001)
 
 
-AT_WORK = _AtWork()
+CALLS_IN_PROGRESS = _CallsInProgress()
 
 
 class _Job:
-    """Work that threads share out.
+    """Items of work that threads share.
 
     Attributes:
-        begun, ended: an element for each helper that looks for pieces, and for each that has found the last one.
-        errors: what pieces have raised.
-        is_awaited: whether the caller is to be woken by helpers that end.
+        begun, ended: an element for each helper thread that has begun, and for each that has ended.
+        errors: the exceptions that items raised.
+        is_awaited: whether helpers that end wake the caller.
     """
 
     __slots__ = ("_pending", "_work", "begun", "ended", "errors", "is_awaited")
@@ -67,25 +67,25 @@ class _Job:
     def __init__(self, work: Callable[[int], Any], items: Sequence[int]) -> None:
         self._work = work
         self._pending = iter(items)
-        self.begun: list[None] = []  # lists, since nothing comes between their `append` and another thread
+        self.begun: list[None] = []  # lists, since `append` is atomic
         self.ended: list[None] = []
         self.errors: list[BaseException] = []
         self.is_awaited = False
 
     def do(self) -> None:
-        """Do what is left."""
+        """Work on the items that are left."""
         try:
-            with AT_WORK:
+            with CALLS_IN_PROGRESS:
                 self._do_all()
-        except RuntimeError as exc:  # the program is ending
+        except RuntimeError as exc:  # the program is exiting
             self.errors.append(exc)
 
     def _do_all(self) -> None:
         while True:
             try:
                 for item in self._pending:
-                    if AT_WORK.is_over:
-                        AT_WORK.refuse()
+                    if CALLS_IN_PROGRESS.is_exiting:
+                        CALLS_IN_PROGRESS.raise_ending()
                     self._work(item)
                 return
             except BaseException as exc:
@@ -94,18 +94,18 @@ class _Job:
                     return
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Drop the items that are left."""
         for _ in self._pending:
             pass
 
 
 class ThreadPool:
-    """Threads that pull pieces of work from one iterator, so that none waits while another has more to do.
+    """Threads that pull items from one iterator, so that none is idle while there are more.
 
-    Worth it only for work that releases the GIL. Its threads end with `close`, or when nobody refers to it any more.
+    It pays only for work that releases the GIL. Its threads end with `close`, or with the last reference to it.
 
     Args:
-        num_threads: how many work at once; the caller is one of them.
+        num_threads: how many threads work at once, the caller's among them.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -120,12 +120,11 @@ class ThreadPool:
         self._stop = weakref.finalize(self, _stop, self._jobs, len(self._threads))
 
     def run(self, work: Callable[[int], Any], items: Sequence[int]) -> None:
-        """Do `work(item)` for all items, in no particular order; ends when nobody does anything any more.
+        """Call `work(item)` for all items, in no particular order; return when every thread has finished.
 
         Raises:
-            BaseException: the first that a piece of work raised, once every thread has stopped; the others go on with
-                the items that are left. What interrupts the caller (Ctrl-C), once every thread has done the piece that
-                it was at; the others are not begun.
+            BaseException: the first that an item raised, after all items are done. An interrupt of the caller (Ctrl-C)
+                is raised after each thread has finished its current item; further items are not begun.
         """
         job = _Job(work, items)
         try:
@@ -138,7 +137,7 @@ class ThreadPool:
             raise job.errors[0]
 
     def _await(self, job: _Job) -> None:
-        """Wait until nobody is at a piece of a job; a helper that has not woken up yet will find none."""
+        """Wait until no thread works on a job; a helper that wakes up later finds no items."""
         interrupt: BaseException | None = None
         while True:
             try:
@@ -148,13 +147,13 @@ class ThreadPool:
                     self._woken.get()
                 job.is_awaited = False
                 break
-            except BaseException as exc:  # Ctrl-C: who returned now would leave threads that go on
+            except BaseException as exc:  # Ctrl-C: returning now would leave threads at work
                 interrupt = exc
         if interrupt is not None:
             raise interrupt
 
     def close(self) -> None:
-        """End the threads; returns when they have ended."""
+        """Stop the threads, and wait until they have ended."""
         self._stop()
         for thread in self._threads:
             thread.join()

@@ -88,7 +88,7 @@ class Worker:
 
     Args:
         service: a pickled callable that makes the service in the worker (`messages.dump_code`).
-        code: what the service is made from besides (see `Shipped`).
+        code: what the service is made from besides (see `FactoryReference`).
         definitions: the table of those that messages refer to.
         index: its number among its like.
         slots: the slots that it holds, for errors and logs.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from aioenv.errors import ClosedError, RenderTimeout
 from aioenv.ipc.memory import check_transport
-from aioenv.native.loading import Model, take_model
+from aioenv.native.loading import Model, load_model
 from aioenv.process.async_resource import AsyncResource
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
@@ -271,7 +271,7 @@ class RenderPool(AsyncResource, Traced):
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
-        self.model = take_model(model)
+        self.model = load_model(model)
         self.state_spec, self.state_size = check_spec(self.model, state_spec)
         chosen = check_devices(devices)
         check_int("workers_per_device", workers_per_device, 1024)

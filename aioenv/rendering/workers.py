@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aioenv.definitions.restore import Shipped
+from aioenv.definitions.restore import FactoryReference
 from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import RenderError, StartTimeout, WorkerStartError
 from aioenv.ipc.memory import Shared
@@ -148,7 +148,7 @@ class RenderWorkers:
         said: set[str] = set()
         workers = [
             Worker(
-                dump_code(Shipped(0)),
+                dump_code(FactoryReference(0)),
                 code=self._program.code(0),
                 definitions=self._program.table,
                 index=index,

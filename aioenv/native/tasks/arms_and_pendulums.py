@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.native.mujoco_env import NativeMujocoEnv
-from aioenv.native.tasks.common import NoisyStart, clamp, less, norm, side_by_side, square_sum
+from aioenv.native.tasks.common import NoisyStart, adjacent_view, clamp, negated, norm, square_sum
 
 __all__ = ["InvertedDoublePendulum", "InvertedPendulum", "Pusher", "Reacher"]
 
@@ -36,16 +36,16 @@ class InvertedPendulum(NoisyStart):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, xml_file, frame_skip, default_camera_config, reset_noise_scale, **kwargs)
-        self._seen = side_by_side(self.qpos, self.qvel)
+        self._seen = adjacent_view(self.qpos, self.qvel)
         self.set_observation_size(4)
 
     def observe(self, slots: Any) -> Array:
-        """Positions, velocities."""
+        """Return positions and velocities."""
         obs: Array = self._seen[slots].copy()
         return obs
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """1 while the pole stands."""
+        """Reward 1 while the pole stands."""
         stands = np.abs(obs[:, 1]) <= 0.2
         if not math.isfinite(np.vdot(obs, obs)):  # or it has overflowed
             stands &= np.isfinite(obs).all(axis=1)
@@ -77,7 +77,7 @@ class InvertedDoublePendulum(NoisyStart):
         self.set_observation_size(9)
 
     def observe(self, slots: Any) -> Array:
-        """The cart's position, the poles' angles, velocities, the force of the cart's constraint."""
+        """Return the cart's position, the poles' angles, velocities, and the force of the cart's constraint."""
         qpos, qvel = self.qpos[slots], self.qvel[slots]
         angles = qpos[:, 1:].copy()
         parts = (qpos[:, :1], np.sin(angles), np.cos(angles), qvel, self._constraint[slots, :1])
@@ -86,7 +86,7 @@ class InvertedDoublePendulum(NoisyStart):
         return obs
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Something for standing, less for distance and speed."""
+        """Reward standing, minus penalties for distance and speed."""
         x, y = self._tip[:, 0], self._tip[:, 2]
         terminated = y <= 1
         squares = self._squares
@@ -102,23 +102,23 @@ class InvertedDoublePendulum(NoisyStart):
         return survive - distance - speed, terminated, info
 
 
-def _draw(
+def _draw_until(
     rng: np.random.Generator,
     low: tuple[float, float],
     width: tuple[float, float],
-    is_good: Callable[[float, float], bool],
+    is_accepted: Callable[[float, float], bool],
 ) -> tuple[float, float]:
-    """Two numbers as `rng.uniform` draws them, until they are good; without arrays, which take ten times as long."""
+    """Draw two numbers as `rng.uniform` does until they are accepted; without arrays, which take ten times as long."""
     random = rng.random
     while True:
         x = low[0] + width[0] * random()
         y = low[1] + width[1] * random()
-        if is_good(x, y):
+        if is_accepted(x, y):
             return x, y
 
 
 def _distance(x: float, y: float, limit: float) -> float:
-    """How far off, by `np.linalg.norm` where the last bits might decide about the limit."""
+    """Return the distance from 0, by `np.linalg.norm` where the last bits might decide about the limit."""
     distance = math.hypot(x, y)
     return distance if abs(distance - limit) > 1e-9 else float(np.linalg.norm(np.array([x, y])))
 
@@ -150,28 +150,30 @@ class Reacher(NativeMujocoEnv):
         xpos = self.bind("xpos")
         self._fingertip, self._target = (xpos[:, self.model.body(name).id] for name in ("fingertip", "target"))
         self._angles = self.qpos[:, :2]
-        self._goal_and_speeds = side_by_side(self.qpos[:, 2:], self.qvel[:, :2])
+        self._goal_and_speeds = adjacent_view(self.qpos[:, 2:], self.qvel[:, :2])
         self.set_observation_size(10)
 
     def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Noise on the arm, and a goal that it can reach."""
+        """Draw noise on the arm, and a goal within its reach."""
         qpos = self.uniform(slots, -0.1, 0.1, self.model.nq) + self.init_qpos
-        qpos[:, -2:] = [_draw(self.rng(slot), (-0.2, -0.2), (0.4, 0.4), _is_within_reach) for slot in slots.tolist()]
+        qpos[:, -2:] = [
+            _draw_until(self.rng(slot), (-0.2, -0.2), (0.4, 0.4), _is_within_reach) for slot in slots.tolist()
+        ]
         qvel = self.init_qvel + self.uniform(slots, -0.005, 0.005, self.model.nv)
         qvel[:, -2:] = 0
         return qpos, qvel
 
     def observe(self, slots: Any) -> Array:
-        """Angles, the goal, speeds, the way to the goal."""
+        """Return angles, the goal, speeds, and the vector to the goal."""
         angles = self._angles[slots].copy()
         way = self._fingertip[slots] - self._target[slots]
         parts = (np.cos(angles), np.sin(angles), self._goal_and_speeds[slots], way[:, :2])
         return np.concatenate(parts, axis=1)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Less the distance, less what the controls cost."""
-        distance = norm(self._fingertip - self._target) * less(self._reward_dist_weight)
-        control = square_sum(actions) * less(self._reward_control_weight)
+        """Penalise the distance and the controls."""
+        distance = norm(self._fingertip - self._target) * negated(self._reward_dist_weight)
+        control = square_sum(actions) * negated(self._reward_control_weight)
         return distance + control, None, {"reward_dist": distance, "reward_ctrl": control}
 
 
@@ -200,23 +202,23 @@ class Pusher(NativeMujocoEnv):
         self.set_observation_size(23)
 
     def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """The object somewhere, but not at the goal; noise on speeds."""
+        """Draw a place of the object apart from the goal, and noise on speeds."""
         qpos = np.repeat(self.init_qpos[None], len(slots), axis=0)
         qpos[:, -2:] = 0  # the goal
-        qpos[:, -4:-2] = [_draw(self.rng(slot), (-0.3, -0.2), (0.3, 0.4), _is_apart) for slot in slots.tolist()]
+        qpos[:, -4:-2] = [_draw_until(self.rng(slot), (-0.3, -0.2), (0.3, 0.4), _is_apart) for slot in slots.tolist()]
         qvel = self.init_qvel + self.uniform(slots, -0.005, 0.005, self.model.nv)
         qvel[:, -4:] = 0
         return qpos, qvel
 
     def observe(self, slots: Any) -> Array:
-        """The arm's angles and speeds, where its tip, the object and the goal are."""
+        """Return the arm's angles and speeds, and the positions of its tip, the object and the goal."""
         places = (self._tip[slots], self._object[slots], self._goal[slots])
         return np.concatenate((self.qpos[slots, :7], self.qvel[slots, :7], *places), axis=1)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Less the distances of arm and object and of object and goal, less what the controls cost."""
-        near = norm(self._object - self._tip) * less(self._reward_near_weight)
-        distance = norm(self._object - self._goal) * less(self._reward_dist_weight)
-        control = square_sum(actions) * less(self._reward_control_weight)
+        """Penalise the distances from arm to object and from object to goal, and the controls."""
+        near = norm(self._object - self._tip) * negated(self._reward_near_weight)
+        distance = norm(self._object - self._goal) * negated(self._reward_dist_weight)
+        control = square_sum(actions) * negated(self._reward_control_weight)
         info = {"reward_dist": distance, "reward_ctrl": control, "reward_near": near}
         return distance + control + near, None, info

@@ -13,40 +13,42 @@ from numpy import vecdot  # numpy 2: before it, float32 costs came out as float6
 
 from aioenv.native.mujoco_env import NativeMujocoEnv
 
-__all__ = ["NoisyStart", "clamp", "less", "limits", "norm", "side_by_side", "square_sum"]
+__all__ = ["NoisyStart", "adjacent_view", "clamp", "negated", "norm", "parse_range", "square_sum"]
 
 Array = npt.NDArray[Any]
 
 
 def norm(rows: Array) -> Array:
-    """What `np.linalg.norm` says of each row: the root of its BLAS dot product with itself."""
+    """Return `np.linalg.norm` of each row: the root of its BLAS dot product with itself."""
     lengths: Array = np.sqrt(vecdot(rows, rows))
     return lengths
 
 
 def square_sum(rows: Array) -> Array:
-    """What `np.sum(np.square(row))` says of each row, in the dtype of the rows."""
+    """Return `np.sum(np.square(row))` of each row, in the dtype of the rows."""
     total: Array = np.add.reduce(np.square(rows), axis=1)
     return total
 
 
 def clamp(values: Array, limit: float) -> None:
-    """What `np.clip` makes of numbers between -limit and limit, in place and without its detour through Python."""
+    """Clip numbers to -limit … limit in place, as `np.clip`, but without its detour through Python."""
     np.minimum(np.maximum(values, -limit, out=values), limit, out=values)
 
 
-def less(weight: float) -> float:
-    """The weight with the other sign: `values * less(weight)` is `-(weight * values)`, zeros too, in one operation."""
+def negated(weight: float) -> float:
+    """Negate a weight, so that `values * negated(weight)` is `-(weight * values)`, zeros included, in one operation."""
     if isinstance(weight, (np.unsignedinteger, np.bool_)):
-        weight = weight * np.float32(1)  # of the dtype that products with float32 have; these know no sign
+        weight = weight * np.float32(1)  # unsigned types have no sign: use the dtype of their products with float32
     return -weight or weight * -0.0
 
 
-def side_by_side(left: Array, right: Array) -> Array:
-    """One live view of two arrays `(n, ...)` whose rows lie one behind the other, as positions and velocities do."""
-    at, then = (array.__array_interface__["data"][0] for array in (left, right))
-    if at + left.shape[1] * left.itemsize != then or left.strides[0] != right.strides[0]:
-        raise ValueError(f"expected rows one behind the other, got {left.shape} at {at} and {right.shape} at {then}")
+def adjacent_view(left: Array, right: Array) -> Array:
+    """Make one live view of two arrays `(n, ...)` with adjacent rows, such as positions and velocities."""
+    first, second = (array.__array_interface__["data"][0] for array in (left, right))
+    if first + left.shape[1] * left.itemsize != second or left.strides[0] != right.strides[0]:
+        raise ValueError(
+            f"expected rows one behind the other, got {left.shape} at {first} and {right.shape} at {second}"
+        )
     shape = (len(left), left.shape[1] + right.shape[1])
     return np.lib.stride_tricks.as_strided(left, shape, left.strides)
 
@@ -56,10 +58,10 @@ class NoisyStart(NativeMujocoEnv):
 
     Args:
         num_envs, xml_file, frame_skip, default_camera_config, **kwargs: as of `NativeMujocoEnv`.
-        reset_noise_scale: how far uniform noise goes either way, and the standard deviation of normal noise.
+        reset_noise_scale: the bound of uniform noise, and the standard deviation of normal noise.
     """
 
-    #: whether the noise on velocities is normal; that on positions is uniform
+    #: whether the noise on velocities is normal; noise on positions is uniform
     normal_velocities: ClassVar[bool] = False
 
     def __init__(
@@ -75,7 +77,7 @@ class NoisyStart(NativeMujocoEnv):
         self._reset_noise_scale = reset_noise_scale
 
     def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Noise around the model's defaults; each slot draws its positions first."""
+        """Draw noise around the model's defaults; each slot draws its positions first."""
         scale, nq, nv = self._reset_noise_scale, self.model.nq, self.model.nv
         if self.normal_velocities:
             qpos = self.init_qpos + self.uniform(slots, -scale, scale, nq)
@@ -83,17 +85,17 @@ class NoisyStart(NativeMujocoEnv):
         noise = self.uniform(slots, -scale, scale, nq + nv)
         return self.init_qpos + noise[:, :nq], self.init_qvel + noise[:, nq:]
 
-    def place(self, slots: Any) -> dict[str, Array]:
-        """Infos of where the body is on the ground."""
+    def ground_position(self, slots: Any) -> dict[str, Array]:
+        """Return infos of the position of the body on the ground."""
         xy = np.ascontiguousarray(self.qpos[slots, :2])
         return {"x_position": xy[:, 0].copy(), "y_position": xy[:, 1].copy(), "distance_from_origin": norm(xy)}
 
 
-def limits(name: str, value: Any) -> tuple[Any, Any]:
-    """The lower and the upper limit of a range that was given as an argument.
+def parse_range(name: str, value: Any) -> tuple[Any, Any]:
+    """Return the lower and upper limit of a range that is an argument.
 
     Raises:
-        ValueError: if they are not two.
+        ValueError: if it is not a pair of numbers.
     """
     try:
         low, high = value

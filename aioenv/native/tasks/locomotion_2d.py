@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.tasks.common import NoisyStart, clamp, less, limits, side_by_side, square_sum
+from aioenv.native.tasks.common import NoisyStart, adjacent_view, clamp, negated, parse_range, square_sum
 
 __all__ = ["HalfCheetah", "Hopper", "Swimmer", "Walker2d"]
 
@@ -18,8 +18,8 @@ HOPPER_CAMERA = {"trackbodyid": 2, "distance": 3.0, "lookat": np.array((0.0, 0.0
 WALKER_CAMERA = HOPPER_CAMERA | {"distance": 4.0}
 
 
-class _Runner(NoisyStart):
-    """What they have in common: observations are positions but for the first ones, and velocities."""
+class _PlanarRobot(NoisyStart):
+    """The base of planar tasks: observations are positions, without the first ones, and velocities."""
 
     _skipped = 1
     _speed_limit: float | None = None
@@ -41,7 +41,7 @@ class _Runner(NoisyStart):
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._skip = self._skipped if exclude_current_positions_from_observation else 0
-        self._seen = side_by_side(self.qpos[:, self._skip :], self.qvel)
+        self._seen = adjacent_view(self.qpos[:, self._skip :], self.qvel)
         self._x = self.qpos[:, 0]
         self.set_observation_size(self.model.nq + self.model.nv - self._skip)
         self._x_before = np.zeros(self.num_envs)
@@ -51,14 +51,14 @@ class _Runner(NoisyStart):
         self._x_before[...] = self._x
 
     def observe(self, slots: Any) -> Array:
-        """Positions, velocities."""
+        """Return positions and velocities."""
         obs: Array = self._seen[slots].copy()
         if self._speed_limit is not None:
             clamp(obs[:, -self.model.nv :], self._speed_limit)
         return obs
 
 
-class HalfCheetah(_Runner):
+class HalfCheetah(_PlanarRobot):
     """`HalfCheetah-v5`; arguments as of `gymnasium.envs.mujoco.half_cheetah_v5.HalfCheetahEnv`."""
 
     normal_velocities = True
@@ -74,20 +74,20 @@ class HalfCheetah(_Runner):
         super().__init__(num_envs, xml_file, frame_skip, default_camera_config, **kwargs)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Speed, less what the controls cost."""
+        """Reward speed, minus the cost of controls."""
         x = self._x.copy()
         x_velocity = (x - self._x_before) / self.dt
         forward = self._forward_reward_weight * x_velocity
-        control = square_sum(actions) * less(self._ctrl_cost_weight)
+        control = square_sum(actions) * negated(self._ctrl_cost_weight)
         info = {"x_position": x, "x_velocity": x_velocity, "reward_forward": forward, "reward_ctrl": control}
         return forward + control, None, info
 
     def start_info(self, slots: Any) -> dict[str, Array]:
-        """Where it begins."""
+        """Return the initial position."""
         return {"x_position": self._x[slots].copy()}
 
 
-class Swimmer(_Runner):
+class Swimmer(_PlanarRobot):
     """`Swimmer-v5`; arguments as of `gymnasium.envs.mujoco.swimmer_v5.SwimmerEnv`."""
 
     _skipped = 2
@@ -113,7 +113,7 @@ class Swimmer(_Runner):
         self._xy_before[...] = self._xy
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Speed, less what the controls cost."""
+        """Reward speed, minus the cost of controls."""
         velocity = (self._xy - self._xy_before) / self.dt
         x_velocity, y_velocity = velocity[:, 0].copy(), velocity[:, 1].copy()
         forward = self._forward_reward_weight * x_velocity
@@ -128,12 +128,12 @@ class Swimmer(_Runner):
         return forward - cost, None, info
 
     def start_info(self, slots: Any) -> dict[str, Array]:
-        """Where it is."""
-        return self.place(slots)
+        """Return the position."""
+        return self.ground_position(slots)
 
 
-class _Legs(_Runner):
-    """Hopper and Walker2d: they may fall."""
+class _PlanarWalker(_PlanarRobot):
+    """The base of Hopper and Walker2d, whose episodes end when they fall."""
 
     _speed_limit = 10
 
@@ -163,8 +163,8 @@ class _Legs(_Runner):
         )
         self._healthy_reward = healthy_reward
         self._terminate_when_unhealthy = terminate_when_unhealthy
-        self._healthy_z_range = limits("healthy_z_range", healthy_z_range)
-        self._healthy_angle_range = limits("healthy_angle_range", healthy_angle_range)
+        self._healthy_z_range = parse_range("healthy_z_range", healthy_z_range)
+        self._healthy_angle_range = parse_range("healthy_angle_range", healthy_angle_range)
         self._z, self._angle = self.qpos[:, 1], self.qpos[:, 2]
 
     def _is_healthy(self) -> Array:
@@ -175,7 +175,7 @@ class _Legs(_Runner):
         return healthy
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Speed, and something for not having fallen, less what the controls cost."""
+        """Reward speed and being healthy, minus the cost of controls."""
         info = self.start_info(slice(None))
         x_velocity = (info["x_position"] - self._x_before) / self.dt
         healthy = self._is_healthy()
@@ -191,14 +191,14 @@ class _Legs(_Runner):
         return forward + survive - cost, ~healthy if self._terminate_when_unhealthy else None, info
 
     def start_info(self, slots: Any) -> dict[str, Array]:
-        """Where it is."""
+        """Return the position."""
         return {
             "x_position": self._x[slots].copy(),
             "z_distance_from_origin": self._z[slots] - self.init_qpos[1],
         }
 
 
-class Hopper(_Legs):
+class Hopper(_PlanarWalker):
     """`Hopper-v5`; arguments as of `gymnasium.envs.mujoco.hopper_v5.HopperEnv`."""
 
     def __init__(
@@ -216,7 +216,7 @@ class Hopper(_Legs):
         super().__init__(
             num_envs, xml_file, frame_skip, default_camera_config, healthy_z_range, healthy_angle_range, **kwargs
         )
-        self._healthy_state_range = limits("healthy_state_range", healthy_state_range)
+        self._healthy_state_range = parse_range("healthy_state_range", healthy_state_range)
 
     def _is_healthy(self) -> Array:
         low, high = self._healthy_state_range
@@ -226,7 +226,7 @@ class Hopper(_Legs):
         return healthy
 
 
-class Walker2d(_Legs):
+class Walker2d(_PlanarWalker):
     """`Walker2d-v5`; arguments as of `gymnasium.envs.mujoco.walker2d_v5.Walker2dEnv`."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.tasks.common import NoisyStart, limits, norm, square_sum
+from aioenv.native.tasks.common import NoisyStart, norm, parse_range, square_sum
 
 __all__ = ["Ant", "Humanoid", "HumanoidStandup"]
 
@@ -49,31 +49,31 @@ class Ant(NoisyStart):
         self._contact_cost_weight = contact_cost_weight
         self._healthy_reward = healthy_reward
         self._terminate_when_unhealthy = terminate_when_unhealthy
-        self._healthy_z_range = limits("healthy_z_range", healthy_z_range)
-        self._contact_force_range = limits("contact_force_range", contact_force_range)
+        self._healthy_z_range = parse_range("healthy_z_range", healthy_z_range)
+        self._contact_force_range = parse_range("contact_force_range", contact_force_range)
         self._seen = self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos
         self._sees_forces = include_cfrc_ext_in_observation
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
         self._main_body = main_body
-        # its position, which lags behind qpos by a substep
+        # the position lags behind qpos by a substep
         self._xy = self.bind("xpos")[:, self.model.body(main_body).id, :2]
         self._xy_before = self.remember("xy", (2,))
-        forces = self._forces.shape[1] - 6  # not the world's
+        forces = self._forces.shape[1] - 6  # without the world's
         self.set_observation_size(self._seen.shape[1] + self.model.nv + forces * include_cfrc_ext_in_observation)
 
     def after_start(self, slots: Any) -> None:
-        """Note where it begins."""
+        """Note the initial position."""
         self._xy_before[slots] = self._xy[slots]
 
     def observe(self, slots: Any) -> Array:
-        """Positions, velocities, forces of contacts."""
+        """Return positions, velocities and contact forces."""
         if not self._sees_forces:
             return np.concatenate((self._seen[slots], self.qvel[slots]), axis=1)
         forces = np.clip(self._forces[slots], *self._contact_force_range)
         return np.concatenate((self._seen[slots], self.qvel[slots], forces[:, 6:]), axis=1)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Speed, and something for standing, less what controls and contacts cost."""
+        """Reward speed and being healthy, minus the costs of controls and contacts."""
         velocity = (self._xy - self._xy_before) / self.dt
         self._xy_before[...] = self._xy
         x_velocity, y_velocity = velocity[:, 0].copy(), velocity[:, 1].copy()
@@ -100,12 +100,12 @@ class Ant(NoisyStart):
         return reward, ~healthy if self._terminate_when_unhealthy else None, info
 
     def start_info(self, slots: Any) -> dict[str, Array]:
-        """Where it is."""
-        return self.place(slots)
+        """Return the position."""
+        return self.ground_position(slots)
 
 
-class _Body(NoisyStart):
-    """What both have in common: what is seen, and what it costs."""
+class _HumanoidTask(NoisyStart):
+    """The base of Humanoid and HumanoidStandup: their observations and costs."""
 
     post_constraint = True
 
@@ -128,7 +128,7 @@ class _Body(NoisyStart):
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
         self._tendons = self.bind("ten_length"), self.bind("ten_velocity")
         self._parts = [self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos, self.qvel]
-        # of bodies without the world, of joints without the root's
+        # without the world's body and the root's joint
         for field, skipped, is_seen in (
             ("cinert", 10, include_cinert_in_observation),
             ("cvel", 6, include_cvel_in_observation),
@@ -140,11 +140,11 @@ class _Body(NoisyStart):
         self.set_observation_size(sum(part.shape[1] for part in self._parts))
 
     def observe(self, slots: Any) -> Array:
-        """Positions, velocities, and whatever the arguments said."""
+        """Return positions, velocities, and the fields that the arguments include."""
         return np.concatenate([part[slots] for part in self._parts], axis=1)
 
     def start_info(self, slots: Any) -> dict[str, Array]:
-        """Where it is."""
+        """Return the position."""
         length, velocity = self._tendons
         return {
             "x_position": self.qpos[slots, 0].copy(),
@@ -154,12 +154,12 @@ class _Body(NoisyStart):
         }
 
     def _costs(self, weight: float, forces_weight: float, limits: tuple[float, float]) -> Any:
-        """What controls and contacts cost; the controls as MuJoCo has them, which zeroes those of what is unstable."""
+        """Return the costs of controls and contacts; MuJoCo zeroes the controls of unstable simulations."""
         contacts = np.clip(forces_weight * square_sum(self._forces), *limits)
         return weight * square_sum(self._ctrl), contacts
 
 
-class Humanoid(_Body):
+class Humanoid(_HumanoidTask):
     """`Humanoid-v5`; arguments as of `gymnasium.envs.mujoco.humanoid_v5.HumanoidEnv`."""
 
     def __init__(
@@ -182,15 +182,15 @@ class Humanoid(_Body):
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._contact_cost_weight = contact_cost_weight
-        self._contact_cost_range = limits("contact_cost_range", contact_cost_range)
+        self._contact_cost_range = parse_range("contact_cost_range", contact_cost_range)
         self._healthy_reward = healthy_reward
         self._terminate_when_unhealthy = terminate_when_unhealthy
-        self._healthy_z_range = limits("healthy_z_range", healthy_z_range)
+        self._healthy_z_range = parse_range("healthy_z_range", healthy_z_range)
         self._xipos = self.bind("xipos")
         self._xipos_before = self.remember("xipos", self._xipos.shape[1:])
 
-    def _centre(self, xipos: Array) -> Array:
-        """Centres of mass, x and y, which lag behind qpos by a substep."""
+    def _centre_of_mass(self, xipos: Array) -> Array:
+        """Return the centres of mass, x and y, which lag behind qpos by a substep."""
         masses = self.pool.changed_field("body_mass")
         if masses is None:
             masses, spec = self.model.body_mass, "b,nbj->nj"
@@ -201,12 +201,12 @@ class Humanoid(_Body):
         return centre
 
     def after_start(self, slots: Any) -> None:
-        """Note where it begins."""
+        """Note the initial position."""
         self._xipos_before[slots] = self._xipos[slots]
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Speed, and something for standing, less what controls and contacts cost."""
-        velocity = (self._centre(self._xipos) - self._centre(self._xipos_before)) / self.dt
+        """Reward speed and being healthy, minus the costs of controls and contacts."""
+        velocity = (self._centre_of_mass(self._xipos) - self._centre_of_mass(self._xipos_before)) / self.dt
         self._xipos_before[...] = self._xipos
         x_velocity, y_velocity = velocity[:, 0].copy(), velocity[:, 1].copy()
         low, high = self._healthy_z_range
@@ -230,12 +230,12 @@ class Humanoid(_Body):
         return reward, ~healthy if self._terminate_when_unhealthy else None, info
 
     def start_info(self, slots: Any) -> dict[str, Array]:
-        """Where it is."""
+        """Return the position."""
         xy = np.ascontiguousarray(self.qpos[slots, :2])
         return {**super().start_info(slots), "distance_from_origin": norm(xy)}
 
 
-class HumanoidStandup(_Body):
+class HumanoidStandup(_HumanoidTask):
     """`HumanoidStandup-v5`; arguments as of `gymnasium.envs.mujoco.humanoidstandup_v5.HumanoidStandupEnv`."""
 
     def __init__(
@@ -255,10 +255,10 @@ class HumanoidStandup(_Body):
         # uph_cost_weight is not used, as in Gymnasium's
         self._ctrl_cost_weight = ctrl_cost_weight
         self._impact_cost_weight = impact_cost_weight
-        self._impact_cost_range = limits("impact_cost_range", impact_cost_range)
+        self._impact_cost_range = parse_range("impact_cost_range", impact_cost_range)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Height, less what controls and contacts cost."""
+        """Reward height, minus the costs of controls and contacts."""
         up = self.qpos[:, 2] / self.model.opt.timestep
         ctrl_cost, impact_cost = self._costs(self._ctrl_cost_weight, self._impact_cost_weight, self._impact_cost_range)
         info = {
@@ -270,5 +270,5 @@ class HumanoidStandup(_Body):
         return up - ctrl_cost - impact_cost + 1, None, info
 
     def start_info(self, slots: Any) -> dict[str, Array]:
-        """Where it is."""
+        """Return the position."""
         return {**super().start_info(slots), "z_distance_from_origin": self.qpos[slots, 2] - self.init_qpos[2]}
