@@ -77,7 +77,7 @@ class EnvCreator:
         self._cache = _MetadataCache()
         self._registered: dict[str, Stateful] = {}
         if kwargs:
-            from aioenv.core.misspelled import refuse_misspelled  # not in workers
+            from aioenv.core.arguments import refuse_misspelled  # not in workers
 
             refuse_misspelled("aioenv.EnvCreator", ("share",), kwargs, factory)
         if isinstance(factory, EnvCreator):
@@ -205,7 +205,7 @@ class EnvCreator:
             TypeError: if an object that the function refers to does not pickle.
         """
         if self._cache.metadata is None:
-            from aioenv.core.describe import describe_env  # it imports asyncio, which workers don't
+            from aioenv.core.worker_code import describe_env  # it imports asyncio, which workers don't
 
             self._cache.metadata = await describe_env(
                 self.at(0), start=start, start_timeout_s=start_timeout_s, preload=preload, worker_env=worker_env

@@ -16,8 +16,7 @@ from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from aioenv.core.arguments import check_num_envs
-from aioenv.core.misspelled import refuse_misspelled
+from aioenv.core.arguments import check_num_envs, refuse_misspelled
 from aioenv.creator import EnvCreator
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.spaces.autoreset import parse_mode

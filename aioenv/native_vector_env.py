@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
-import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -23,22 +22,19 @@ from aioenv.core.arguments import (
     check_timeout,
     check_worker_env,
 )
+from aioenv.core.backend import Backend, Session
 from aioenv.core.episode_tracker import check_episode_stats
-from aioenv.core.imports import needed_by
-from aioenv.core.programs import make_program
 from aioenv.core.results import StepResult
-from aioenv.core.scheduler import RequestScheduler
-from aioenv.core.session import Session
 from aioenv.core.waits import Clock
+from aioenv.core.worker_code import make_program, needed_by
 from aioenv.core.worker_pool import WorkerPoolConfig
 from aioenv.inprocess.backend import RUN_IN, InProcessBackend
-from aioenv.inprocess.rollout import InProcessEpisodeStepper, InProcessSingleSlot
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.vector_env import AsyncVectorEnv, SubsetBackend
+from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import is_native_task, make_registered, refuse_wrappers, with_num_envs
 
 if TYPE_CHECKING:
@@ -208,31 +204,21 @@ class NativeVectorEnv(AsyncVectorEnv):
             render=self._render_config,
             pixels=self._pixels_config,
         )
-        return cast(Session, self._inprocess)  # it is also the worker pool and the scheduler
+        return self._inprocess
 
-    def _take_over(self, session: Session, scheduler: RequestScheduler) -> None:
+    def _take_over(self, session: Session, backend: Backend) -> None:
+        info = session.env_info
         if self._config.num_workers:
-            session.fleet.spec = with_num_envs(session.fleet.spec, self.num_envs)
-        self.autoreset_mode = session.fleet.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        super()._take_over(session, scheduler)
-
-    def _subset_backend(self, scheduler: RequestScheduler) -> SubsetBackend:
-        backend = self._inprocess
-        if backend is None:
-            return super()._subset_backend(scheduler)
-        return SubsetBackend(
-            InProcessSingleSlot(backend),
-            lambda: backend,
-            lambda _: backend.rollout_backend(),
-            partial(InProcessEpisodeStepper, backend),
-        )
+            info.spec = with_num_envs(info.spec, self.num_envs)
+        self.autoreset_mode = info.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        super()._take_over(session, backend)
 
     @property
     def runs(self) -> str:
         """Where the next step will run: "inline" (on the loop), "thread" or "workers"."""
         if self._inprocess is None:
             return "workers" if self._config.num_workers else self._run_in
-        return "inline" if self._inprocess.schedule is not None and self._inprocess.steps_inline else "thread"
+        return "inline" if self._backend is not None and self._inprocess.steps_inline else "thread"
 
     def _step_here(self, actions: Any) -> StepResult | None:
         """Step on the thread of a blocking caller, while the loop is idle; return None if the loop must do it."""
@@ -271,14 +257,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             PendingCallError: if a slot has a request in flight.
             WorkerDied: if a worker is gone.
         """
-        scheduler = self._check_running()
-        if self._inprocess is not None:
-            field = self._inprocess.model_field(name)
-        else:
-            scheduler.table.check_call(np.arange(self.num_envs), "model_field")
-            shared = scheduler.fleet.model_fields
-            assert shared is not None  # it was started
-            field = shared.field(name)
+        field = self._check_running().model_field(name)
         assert self._session is not None
         for pool in self._session.pools:
             pool.show_field(name, field)

@@ -1,6 +1,6 @@
 """`AsyncVectorEnv`: many Gymnasium envs in worker processes, stepped with `await`.
 
-The class documents and checks. It delegates to objects that it makes when it is started: the scheduler sends requests
+The class documents and checks. It delegates to objects that it makes when it is started: the backend sends requests
 and hands out results; the others are built on it.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,17 +34,16 @@ from aioenv.core.arguments import (
     check_worker_env,
     listed_factories,
 )
+from aioenv.core.backend import Backend, EnvInfo, Session
 from aioenv.core.env_calls import EnvCalls
 from aioenv.core.env_images import EnvImages
 from aioenv.core.episode_tracker import check_episode_stats
-from aioenv.core.imports import needed_by
-from aioenv.core.programs import make_program
-from aioenv.core.requests import KEPT, TURNS
+from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult, WorkerInfo
-from aioenv.core.scheduler import RequestScheduler
-from aioenv.core.session import CLOSE_GRACE_S, Session
+from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
-from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
+from aioenv.core.worker_code import make_program, needed_by
+from aioenv.core.worker_pool import WorkerPoolConfig
 from aioenv.creator import bind_to_slots
 from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
@@ -52,42 +51,23 @@ from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.rendering.pixels import with_pixels
 from aioenv.rendering.step_images import ImageStream
-from aioenv.rollout.episode_stepper import EpisodeStepper, GroupEpisodeStepper
 from aioenv.rollout.numbered_episodes import Episode, NumberedEpisodes
 from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy, Rollouts
-from aioenv.rollout.subset import ActiveSlots, Pausing, SingleSlot, check_steps_some
-from aioenv.rollout.worker_backend import RememberedState, WorkerRolloutBackend
+from aioenv.rollout.subset import Pausing, SingleSlot
 from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import check_options, split_reset_options
 from aioenv.state.env_state import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import collected
-from aioenv.tracing.timeline import Trace, Traced, wanted
+from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
     from aioenv.process.restart import RestartPolicy
-    from aioenv.process.supervisor import Worker
     from aioenv.rendering.config import RenderConfig
 
-__all__ = ["AsyncVectorEnv", "SubsetBackend", "WorkerInfo"]
-
-
-class SubsetBackend(NamedTuple):
-    """What steps a subset of the slots, which workers and a vector env in this process do in ways of their own.
-
-    Attributes:
-        single_slot: steps and resets one slot.
-        make_active: makes what steps the slots that are not paused.
-        make_rollout: makes what a rollout is sent over, given what steps the slots that are not paused, if there is.
-        make_stepper: makes what numbered episodes are stepped by.
-    """
-
-    single_slot: Any
-    make_active: Callable[[], Any]
-    make_rollout: Callable[[ActiveSlots | None], Any]
-    make_stepper: Callable[[], EpisodeStepper]
+__all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
 class AsyncVectorEnv(Traced, AsyncResource):
@@ -175,13 +155,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
     _noun = "vector env"
     _session: Session | None = None
     _episode_stats: EpisodeStats | None = None
-    _scheduler: RequestScheduler | None = None  # of the session; not None once it is started
-    _sends_whole = False  # whether `send` must check that it is given all slots of a worker
+    _backend: Backend | None = None  # of the session; not None once it is started
     # made when it is started
     _calls: EnvCalls
     _images: EnvImages
     _pausing: Pausing
-    _single_slot: Any
+    _single_slot: SingleSlot
     _rollouts: Rollouts
     _episodes: NumberedEpisodes
 
@@ -240,7 +219,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             start=check_start(start),
             channel=check_channel(channel),
             transport=check_transport(transport),
-            num_lanes=1 + (KEPT if copy else TURNS),
+            num_shared_batches=1 + (BATCHES_KEPT if copy else BATCHES_IN_TURN),
             preload=check_preload(preload),
             needed=needed,
             observation_mode=observation_mode,
@@ -275,46 +254,35 @@ class AsyncVectorEnv(Traced, AsyncResource):
             OSError: if the timeline can't be written to the path that `AIOENV_TRACE` names.
         """
         await super()._ensure_started()
-        if self._scheduler is None:
+        if self._backend is None:
             assert self._session is not None
-            assert self._session.schedule is not None
-            self._take_over(self._session, self._session.schedule)
-            self._scheduler = self._session.schedule
+            assert self._session.backend is not None
+            self._take_over(self._session, self._session.backend)
+            self._backend = self._session.backend
         return self
 
-    def _take_over(self, session: Session, scheduler: RequestScheduler) -> None:
+    def _take_over(self, session: Session, backend: Backend) -> None:
         """Make the objects that the methods delegate to.
 
         None of them refers to the vector env, so that one that is forgotten is collected at once.
         """
         clock, mode = self._clock, self.autoreset_mode
-        backend = self._subset_backend(scheduler)
-        self._sends_whole = bool(session.fleet.members) and not session.fleet.steps_some
-        self._calls = EnvCalls(scheduler, clock, mode)
-        render_mode = self._render_mode_of(session.fleet)
+        self._calls = EnvCalls(backend, clock, mode)
+        render_mode = self._render_mode_of(session.env_info)
         self._images = EnvImages(
-            scheduler, session.images, clock, render_mode=render_mode, one_env=self._config.vectorized
+            backend, session.images, clock, render_mode=render_mode, one_env=self._config.vectorized
         )
-        self._single_slot = backend.single_slot
-        self._pausing = pausing = Pausing(scheduler, backend.make_active)
-        self._rollouts = Rollouts(scheduler, lambda: backend.make_rollout(pausing.current), clock, mode)
-        self._episodes = NumberedEpisodes(scheduler, backend.make_stepper, pausing, clock)
-
-    def _subset_backend(self, scheduler: RequestScheduler) -> SubsetBackend:
-        remembered = RememberedState()
-        return SubsetBackend(
-            SingleSlot(scheduler),
-            partial(ActiveSlots, scheduler),
-            lambda active: WorkerRolloutBackend(scheduler, active, remembered),
-            partial(GroupEpisodeStepper, scheduler),
-        )
+        self._single_slot = SingleSlot(backend)
+        self._pausing = Pausing(backend)
+        self._rollouts = Rollouts(backend, clock, mode)
+        self._episodes = NumberedEpisodes(backend, clock)
 
     def _start(self) -> Coroutine[Any, Any, None]:
         self._session = self._make_session()
         return self._start_session(self._session)
 
     async def _start_session(self, session: Session) -> None:
-        path = wanted()
+        path = path_from_environment()
         try:
             await session.start()
         except BaseException:
@@ -323,11 +291,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         if self._config.restart is None:
             self._forget_code()
         if path is not None:
-            assert session.schedule is not None
-            self._trace_all(session.schedule, path)
+            assert session.backend is not None
+            self._trace_all(session.backend, path)
 
     def _make_session(self) -> Session:
-        return Session(
+        return WorkerSession(
             self._config,
             self._render_config,
             self._pixels_config,
@@ -355,14 +323,14 @@ class AsyncVectorEnv(Traced, AsyncResource):
         try:
             await self._session.close(grace_s)
         finally:
-            self._end_trace()
+            self._stop_trace()
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""
         if self._session is not None:
             self._session.abandon()
         self._forget_code()
-        self._end_trace()
+        self._stop_trace()
 
     def _forget_code(self) -> None:
         """Release the snapshot of the factories: no worker is started from it any more."""
@@ -372,7 +340,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
                 self._session.forget_code()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "running" if self._scheduler is not None else "not started"
+        state = "closed" if self.closed else "running" if self._backend is not None else "not started"
         workers = f" num_workers={self._config.num_workers}" if self._config.num_workers else ""
         return f"<{type(self).__name__} num_envs={self.num_envs}{workers} {state}>"
 
@@ -383,18 +351,18 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         def __exit__(self, *exc_info: object) -> None: ...
 
-    def _check_running(self) -> RequestScheduler:
-        """Return the scheduler; raise if this is not started, is closed, or is used on another loop.
+    def _check_running(self) -> Backend:
+        """Return the backend; raise if this is not started, is closed, or is used on another loop.
 
         Raises:
             RuntimeError: if it is not started.
             ClosedError: if it is closed.
             LoopError: if it was started on another loop, or none runs here.
         """
-        scheduler = self._scheduler
-        if scheduler is None or self.closed:
+        backend = self._backend
+        if backend is None or self.closed:
             self._check_open()
-        if scheduler is None:
+        if backend is None:
             raise RuntimeError(f"{self!r}: start it first, with `async with envs:` or `await envs`")
         try:
             here = asyncio.get_running_loop()
@@ -402,16 +370,16 @@ class AsyncVectorEnv(Traced, AsyncResource):
             here = None
         if here is not self._loop:
             self._check_loop()
-        return scheduler
+        return backend
 
     @property
-    def _started(self) -> WorkerPool:
+    def _started(self) -> EnvInfo:
         """The workers of a vector env that is or was started; they stay after the close."""
-        if self._session is None or self._scheduler is None:
+        if self._session is None or self._backend is None:
             raise RuntimeError(
                 f"{self!r}: start it first, with `async with envs:` or `await envs`; spaces come from the workers"
             )
-        return self._session.fleet
+        return self._session.env_info
 
     # ------------------------------------------------------------ attributes
 
@@ -457,16 +425,16 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """The render mode of the first env; "rgb_array" if it has none and `render=` or `pixels=` was given."""
         return self._render_mode_of(self._started)
 
-    def _render_mode_of(self, fleet: WorkerPool) -> str | None:
+    def _render_mode_of(self, info: EnvInfo) -> str | None:
         pixels = self._pixels_config if not self._config.vectorized else None
         draws = self._render_config is not None or pixels is not None
-        return "rgb_array" if fleet.render_mode is None and draws else fleet.render_mode
+        return "rgb_array" if info.render_mode is None and draws else info.render_mode
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
         """The worker processes: pid, state ("ready", "busy", "dead", …), slots, CPUs and memory."""
-        members = self._session.fleet.members if self._session is not None else []
-        return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots, m.worker.cpus) for m in members)
+        workers = self._session.workers if self._session is not None else []
+        return tuple(WorkerInfo(w.pid, w.state.value, w.slots, w.cpus) for w in workers)
 
     # ------------------------------------------------------------ whole batches
 
@@ -496,13 +464,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed.
         """
-        scheduler = self._check_running()
+        backend = self._check_running()
         mask, rest = split_reset_options(options, self.num_envs)
         wait = self._clock.envs.begin()
         try:
-            if scheduler.table.paused is not None:
-                return await self._pausing.active().reset(seed, mask, rest, check_timeout(timeout_s))
-            return await scheduler.reset(seed, mask, rest, check_timeout(timeout_s))
+            return await backend.reset(seed, mask, rest, check_timeout(timeout_s))
         finally:
             wait.end()
 
@@ -530,11 +496,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed.
         """
-        scheduler, wait = self._check_running(), self._clock.envs.begin()
+        backend, wait = self._check_running(), self._clock.envs.begin()
         try:
-            if scheduler.table.paused is not None:
-                return await self._pausing.active().step(actions, check_timeout(timeout_s))
-            return await scheduler.step(actions, timeout_s=check_timeout(timeout_s))
+            return await backend.step(actions, timeout_s=check_timeout(timeout_s))
         finally:
             wait.end()
 
@@ -552,13 +516,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
                 `NativeVectorEnv`). Nothing was sent.
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as for `step`. Nothing was sent.
         """
-        scheduler = self._check_running()
+        backend = self._check_running()
         if isinstance(slots, Iterable) and not isinstance(slots, np.ndarray):
             slots = list(slots)
-        if slots is not None and self._sends_whole:
-            check_steps_some(scheduler, "send", slots)
         with self._clock.envs:  # a vector env in this process may step here and now
-            scheduler.send(actions, slots)
+            backend.send(actions, slots)
 
     def send_reset(
         self,
@@ -578,12 +540,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
             ValueError: if a list of seeds has another length than there are slots, or `options` has a "reset_mask".
             PendingCallError: if one of the slots has a request in flight. Nothing was sent.
         """
-        scheduler = self._check_running()
+        backend = self._check_running()
         check_options(options)
         if options is not None and "reset_mask" in options:
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
         with self._clock.envs:
-            scheduler.send_reset(slots, seed, options)
+            backend.send_reset(slots, seed, options)
 
     async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Wait until `min_slots` slots have results, and take the results of all slots that have one.
@@ -606,10 +568,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
             StepTimeout: if `timeout_s` passed.
         """
         check_recv(min_slots, max_slots, deadline_s)
-        scheduler = self._check_running()
+        backend = self._check_running()
         wait = self._clock.envs.begin()
         try:
-            return await scheduler.recv(min_slots, max_slots, deadline_s)
+            return await backend.recv(min_slots, max_slots, deadline_s)
         finally:
             wait.end()
 
@@ -652,10 +614,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
             PausedError: if the slot is paused.
             ValueError: if the slot must be stepped with others (see `NativeVectorEnv`).
         """
-        check_steps_some(self._check_running(), "step_at", [slot])
+        self._check_running()
         with self._clock.envs:
-            step: SlotStep = await self._single_slot.step_at(slot, action)
-        return step
+            return await self._single_slot.step_at(slot, action)
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -676,8 +637,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         if options is not None and "reset_mask" in options:
             raise ValueError('reset_at: it is about one slot; leave out options["reset_mask"]')
         with self._clock.envs:
-            result: ResetResult = await self._single_slot.reset_at(slot, seed, options)
-        return result
+            return await self._single_slot.reset_at(slot, seed, options)
 
     def pause(self, slots: int | Iterable[int]) -> None:
         """Leave slots out of whole batches until they are resumed; sends nothing to the workers, and does not wait.
@@ -724,7 +684,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     @property
     def active_slots(self) -> npt.NDArray[np.int64]:
         """The slots that are not paused, int64, ascending."""
-        return self._check_running().table.live
+        return self._check_running().table.active
 
     @property
     def exhausted(self) -> tuple[int, ...]:
@@ -844,7 +804,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         Args:
             reset: whether to count from zero again after this.
         """
-        steps = 0 if self._scheduler is None else self._scheduler.table.steps
+        steps = 0 if self._backend is None else self._backend.table.steps
         stats = self._clock.stats(self.num_envs, steps)
         if reset:
             self._clock.start_anew(steps)
@@ -1116,25 +1076,20 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """
         return self._trace_all(self._check_running(), path)
 
-    def _trace_all(self, scheduler: RequestScheduler, path: str | os.PathLike[str]) -> Trace:
-        """Trace whoever takes part: the schedule, its workers, and those that draw."""
+    def _trace_all(self, backend: Backend, path: str | os.PathLike[str]) -> Trace:
+        """Trace the backend, its workers, and the render workers."""
         assert self._session is not None
-        workers: list[Worker] = [member.worker for member in self._session.fleet.members]
-        drawing: list[Worker] = list(getattr(self._session, "render_workers", ()))
+        workers, drawing = self._session.workers, self._session.render_workers
         names = [f"worker {w.index}: {_slots(w.slots)}" for w in workers]
         names += [f"render worker {w.index}" for w in drawing]
-        dispatch: Any = getattr(scheduler, "dispatch", None)  # a vector env in this process has none
 
         def attach(trace: Trace | None) -> None:
             self._clock.trace(trace)
-            if dispatch is not None:
-                dispatch.trace = trace
-            if scheduler.images is not None:
-                scheduler.images.trace = trace
+            backend.attach_trace(trace)
             for index, worker in enumerate((*workers, *drawing)):
                 worker.trace(trace.tracks[index] if trace is not None else None)
 
-        return self._begin_trace(path, names, attach)
+        return self._start_trace(path, names, attach)
 
 
 def _slots(slots: tuple[int, ...]) -> str:

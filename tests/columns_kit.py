@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aioenv import speedups
-from aioenv.core.payloads import read_tail
+from aioenv.core.payloads import read_payload
 from aioenv.core.requests import WorkerRequest
 from aioenv.core.worker_pool import WorkerSlots
 from aioenv.ipc.messages import dump, dump_columns, load
@@ -64,12 +64,12 @@ def merged_in_c(parts: Any, size: Any, named: Any = merging._named) -> Any:
 
 
 def in_python(part: WorkerRequest, tail: memoryview) -> Any:
-    """What `read_tail` makes of a tail without C: columns, or the exception as text."""
+    """What `read_payload` makes of a tail without C: columns, or the exception as text."""
     part.columns = ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speedups, "read_columns", None)
         try:
-            read_tail(part, tail)
+            read_payload(part, tail)
         except Exception as exc:
             return f"{type(exc).__name__}: {exc}"
     return part.columns

@@ -26,7 +26,7 @@ from aioenv.ipc.frames import Encoder, Frame, Kind
 from aioenv.ipc.messages import Failure, dump_columns
 from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel
-from aioenv.process.connection import Connection, Requests
+from aioenv.process.connection import Connection, OutstandingRequests
 from aioenv.spaces.infos import Gatherer, SchemaTable
 from aioenv.spaces.layout import Layout, byte_view
 
@@ -50,25 +50,28 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
 class Peer:
     """A worker as the engine sees it: what its process would do at the other end of the socket, tests do."""
 
-    submit, poll, _on_frame = Connection.submit, Connection.poll, Connection._on_frame
+    submit, _on_frame = Connection.submit, Connection._on_frame
 
     def __init__(self, slots: tuple[int, ...]) -> None:
         ours, self.socket = socket.socketpair()
-        self.requests = Requests(GENERATION)
-        self.channel = self.express = ScatterChannel(ours, self.requests)
+        self.requests = OutstandingRequests(GENERATION)
+        self.channel = self.fast_channel = ScatterChannel(ours, self.requests)
         self.images: list[Any] = []
-        self.on_images = lambda frame: self.images.append((frame.request, bytes(frame.tail)))
+        self.on_images = lambda frame: self.images.append((frame.request, bytes(frame.payload)))
         self.on_death: Any = None
         self.encoder, self.decoder = Encoder(), Decoder()
         self.skip = 0  # bytes that come before the first request
         self._identity = failures.WorkerIdentity("peer", None, slots, "")
         self.receiving = asyncio.create_task(self.channel.receive(self._on_frame))
 
-    def failure(self, failure: Failure) -> SlotError:
+    def env_error(self, failure: Failure) -> SlotError:
         return failures.env_error(self._identity, failure)
 
-    def failure_here(self, message: str, slots: Sequence[int]) -> SlotError:
-        return failures.env_error_here(self._identity, message, slots)
+    def parent_env_error(self, message: str, slots: Sequence[int]) -> SlotError:
+        return failures.parent_env_error(self._identity, message, slots)
+
+    def poll(self) -> None:
+        self.channel.poll()
 
     def readable(self) -> bool:
         poll = select.poll()
@@ -77,7 +80,7 @@ class Peer:
 
     def drain(self) -> None:
         """Have the channel take all that is there."""
-        while self.channel.waitable is not None and self.readable():
+        while self.channel.poll_fd is not None and self.readable():
             self.poll()
 
     def got(self) -> list[Frame]:
@@ -111,38 +114,43 @@ class World:
         stops = list(itertools.accumulate(counts))
         rows = [tuple(range(stop - count, stop)) for stop, count in zip(stops, counts, strict=True)]
         self.peers = [Peer(slots) for slots in rows]
-        members: Any = [
+        self.members: Any = [
             WorkerSlots(peer, slots[0], slots[-1] + 1, SchemaTable({}))  # type: ignore[arg-type]
             for peer, slots in zip(self.peers, rows, strict=True)
         ]
-        fleet: Any = SimpleNamespace(
-            members=members,
-            lanes=(),
+        worker_pool: Any = SimpleNamespace(
+            members=self.members,
+            shared_batches=(),
             episodes=None,
             stats=(),
             observations=Layout(SPACE),
             checkpoint_size=0,
-            instead={},
+            replaced={},
         )
         self.over: list[int] = []
         table: Any = SimpleNamespace(exhaust=self.over.extend)
-        self.dispatch = Dispatcher(
-            fleet,
+        self.dispatcher = Dispatcher(
+            worker_pool,
             None,
             table,
             state_size=0,
             mode=AutoresetMode.NEXT_STEP,
             restart=None,
-            painter=None,
-            offer=lambda _, part: self.offered.append(part),
+            pixel_renderer=None,
+            on_ready=lambda _, part: self.offered.append(part),
         )
-        self.exchanges = [self.dispatch.whole(lane) for lane in (1, 2)]
+        self.exchanges = [self.make_request(number) for number in (1, 2)]
         self.turn = 0
         for exchange in self.exchanges:
-            exchange.begin(stepped=True, waiting=True)
+            exchange.reset(stepped=True, waiting=True)
             for array in (*exchange.batch.obs, exchange.batch.reward):
                 array.fill(-7)
             exchange.batch.clear(0, sum(counts))
+
+    def make_request(self, shared_batch: int) -> BatchRequest:
+        """A request to all workers, about all of their slots."""
+        shares = [(m, np.arange(m.start, m.stop)) for m in self.members]
+        return self.dispatcher.make_request(shares, shared_batch, reused=True)
 
     async def __aenter__(self) -> World:
         await asyncio.sleep(0)  # channels are listened to from here on
@@ -160,8 +168,8 @@ class World:
         """Step all slots; gives one exchange, then the other."""
         exchange = self.exchanges[self.turn]
         self.turn = 1 - self.turn
-        exchange.begin(stepped=True, waiting=True)
-        self.dispatch.submit_steps(exchange, *split(exchange, actions))
+        exchange.reset(stepped=True, waiting=True)
+        self.dispatcher.submit_steps(exchange, *split(exchange, actions))
         return exchange
 
     def state(self) -> Any:
@@ -173,7 +181,7 @@ class World:
                 peer.channel.decoder.idle,
                 str(peer.channel.decoder.error),
                 list(peer.requests.pending),
-                peer.requests.next,
+                peer.requests.next_id,
                 peer.requests.abandoned,
                 peer.images,
             )
@@ -185,7 +193,7 @@ class World:
                 exchange.done.done(),
                 list(map(bytes, map(byte_view, exchange.batch._arrays))),
                 [
-                    (part.arrived, part.request, told(part.errors), seen(part.columns), part.over)
+                    (part.arrived, part.request_id, told(part.errors), seen(part.columns), part.exhausted)
                     for part in exchange.parts
                 ],
             )
@@ -227,7 +235,7 @@ def reply(
     if fixed is None:
         fixed = [bytes([fill]) * len(view) for view in part.into[0]]
     if request is None:
-        request = part.request
+        request = part.request_id
     assert request is not None
     return b"".join(peer.encoder.encode(kind, request, generation, fixed, tail))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aioenv.ipc import frames, messages
-from aioenv.process.connection import CountedReply, PendingReply
+from aioenv.process.connection import FastReply, PendingReply
 from aioenv.spaces import infos
 from aioenv.speedups.attributes import ATTRIBUTES, OTHERS
 from aioenv.worker.service import FastPath
@@ -20,7 +20,7 @@ HEADER = Path(frames.__file__).parents[1] / "speedups" / "shared.h"
 _TUPLES: dict[str, Any] = {
     "FAST_PATH": FastPath,
     "PENDING": PendingReply,
-    "COUNTED": CountedReply,
+    "FAST_REPLY": FastReply,
     "COLUMNS": infos.Columns,
     "SCHEMA": infos.Schema,
     "COLUMN": infos.Column,
@@ -72,7 +72,7 @@ def text() -> str:
         *(f"    {name} = {int(value)}," for name, value in _constants().items()),
         "};",
         f"#define MAX_FIXED ((Py_ssize_t){frames.MAX_FIXED_BYTES})",
-        f"#define MAX_PAYLOAD ((Py_ssize_t){frames.MAX_TAIL_BYTES})",
+        f"#define MAX_PAYLOAD ((Py_ssize_t){frames.MAX_PAYLOAD_BYTES})",
         "",
         "/* Fields of named tuples. */",
     ]

@@ -68,7 +68,7 @@ def make(gates, **settings):
 
 async def stepped(envs, last: int):
     """Steps at whose end the worker of the other slot rests, since that of this one is thought to be last."""
-    bell = envs._scheduler.dispatch._bell
+    bell = envs._backend.dispatcher._wakeups
     bell.wake()
     while not bell._resting:  # again if the other one was last
         bell._last, bell._times = bell._channels[last], bells._TIMES
@@ -94,7 +94,7 @@ async def begun(envs, actions):
 
 async def kill_resting(envs):
     """Kill the worker of slot 0, and wait until that is known."""
-    victim = envs._scheduler.fleet.members[0].worker
+    victim = envs._backend.worker_pool.members[0].worker
     died, told = asyncio.Event(), victim.on_death
     victim.on_death = lambda worker: (told(worker), died.set())
     os.kill(victim.pid, signal.SIGKILL)
@@ -119,7 +119,7 @@ async def test_a_step_ends_when_the_last_worker_has_replied(gates):
     async with resting(gates) as (envs, bell):
         step = await begun(envs, [GO, WAIT])
         await replied(bell._channels[0])
-        assert not bell._exchanges[0].parts[0].arrived, "the loop does not look there"
+        assert not bell._requests[0].parts[0].arrived, "the loop does not look there"
         await open_gate(gates[1])
         obs, reward, *_ = await step
         assert reward.tolist() == [1, 1] and obs[0] == obs[1]
@@ -250,7 +250,7 @@ async def test_workers_rest_while_groups_of_a_rollout_step(gates, late):
     rested, gate = [], None
     async with make([gates[0], gates[0], gates[1], gates[1]]) as envs:
         await envs.reset()
-        bell = envs._scheduler.dispatch._bell
+        bell = envs._backend.dispatcher._wakeups
 
         def policy(obs, slots):
             nonlocal gate
@@ -276,7 +276,7 @@ async def test_workers_rest_while_groups_of_a_rollout_step(gates, late):
 async def test_what_a_resting_worker_has_replied_to_a_cancelled_rollout_is_not_lost(gates):
     async with make([gates[0], gates[0], gates[1], gates[1]]) as envs:
         await envs.reset()
-        bell, asked, waits = envs._scheduler.dispatch._bell, 0, asyncio.Event()
+        bell, asked, waits = envs._backend.dispatcher._wakeups, 0, asyncio.Event()
 
         def policy(obs):
             nonlocal asked
@@ -317,14 +317,14 @@ async def test_a_resting_worker_is_closed_as_any(gates):
 async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates, monkeypatch, cpus, more):
     monkeypatch.setattr(dispatcher, "usable_cpus", lambda: cpus)
     async with make(gates, **more) as envs:
-        assert (envs._scheduler.dispatch._bell is not None) == (cpus == 2)
+        assert (envs._backend.dispatcher._wakeups is not None) == (cpus == 2)
 
 
 @compiled
 @pytest.mark.asyncio
 async def test_where_there_is_more_to_a_step_nobody_rests(gates):
     async with make(gates, channel="streams") as envs:
-        assert envs._scheduler.dispatch._bell is None
+        assert envs._backend.dispatcher._wakeups is None
         await envs.reset()
         await envs.step([GO, GO])
 
@@ -337,7 +337,7 @@ async def test_who_comes_in_the_place_of_a_worker_rests_as_it_did(gates, killed,
     async with make(gates, restart=aioenv.RestartPolicy()) as envs:
         await envs.reset()
         first = await stepped(envs, 1)
-        dispatch_of = envs._scheduler.dispatch
+        dispatch_of = envs._backend.dispatcher
         if when == "between steps":
             await envs.step([GO, GO])
             os.kill(envs.workers[killed].pid, signal.SIGKILL)
@@ -356,9 +356,9 @@ async def test_who_comes_in_the_place_of_a_worker_rests_as_it_did(gates, killed,
         assert result.truncated.tolist() == [slot == killed for slot in range(2)]
         for _ in range(3):
             assert (await envs.step([GO, GO])).reward[1 - killed] == 1
-        second = dispatch_of._bell
+        second = dispatch_of._wakeups
         assert second is not None and second is not first
-        assert second._channels == [member.worker.express for member in envs._scheduler.fleet.members]
+        assert second._channels == [member.worker.fast_channel for member in envs._backend.worker_pool.members]
         assert not first._resting
         await stepped(envs, 1)
         step = await begun(envs, [GO, WAIT])
@@ -369,7 +369,7 @@ async def test_who_comes_in_the_place_of_a_worker_rests_as_it_did(gates, killed,
 
 async def arrived(bell, slot: int) -> None:
     """Wait until the reply of a worker that the loop looks at is in."""
-    while not bell._exchanges[-1].parts[slot].arrived:
+    while not bell._requests[-1].parts[slot].arrived:
         await asyncio.sleep(0)
 
 

@@ -151,8 +151,8 @@ def test_in_any_moment_of_a_close(start, loop):
 async def test_a_worker_that_is_started_again_comes_back():
     async with aioenv.make_vec("CartPole-v1", 4, num_workers=2, restart=aioenv.RestartPolicy()) as envs:
         await envs.reset(seed=3)
-        worker = envs._scheduler.fleet.members[0].worker
-        worker.strike("a test")
+        worker = envs._backend.worker_pool.members[0].worker
+        worker.kill("a test")
         while worker.state.value == "ready":
             await asyncio.sleep(0)
         cancel_all()

@@ -107,8 +107,8 @@ async def test_the_last_reply_of_a_step_leaves_nothing_behind():
             exchange.open = 1
             assert send(exchange.parts, views, cuts, tails) == 1
             peer.socket.recv(100)
-            assert part.request is not None
-            peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request, GENERATION, fixed)))
+            assert part.request_id is not None
+            peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request_id, GENERATION, fixed)))
             assert take(peer.channel) == -1
 
         check_nothing_grows(there_and_back, token, exchange.done, part, exchange, peer.channel, peer.requests.pending)
@@ -172,7 +172,7 @@ def test_c_says_how_many_steps_it_has_answered(seconds, given):
         Asking.requests = [ask] * 4
         ask()
         assert [desk.serve(seconds) for _ in given] == given
-        assert [len(desk.take().tail) > 0 for _ in range(5)] == [True] * 5
+        assert [len(desk.take().payload) > 0 for _ in range(5)] == [True] * 5
 
 
 @compiled

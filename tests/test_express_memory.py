@@ -46,7 +46,7 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
         part = exchange.parts[0]
         tail = b"tail" if way in ("with a tail", "a reader that raises") else b""
         reader = raising if way in ("a reader that raises", "always, and it raises") else len
-        part.express = part.express._replace(counted=(part, exchange, reader, way.startswith("always")))
+        part.fast_reply = part.fast_reply._replace(fast_path=(part, exchange, reader, way.startswith("always")))
         if way == "a future that raises":
             exchange.done = Fake(done=bool, set_result=raising)
         views, cuts, tails = split(exchange, [np.arange(2.0).reshape(1, 2)])
@@ -57,7 +57,7 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
             exchange.open = 2 if way == "counted" else 1
             assert send(parts, views, cuts, tails) == 1
             peer.socket.recv(100)
-            peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request, GENERATION, fixed, tail)))
+            peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request_id, GENERATION, fixed, tail)))
             if "raises" in way:
                 with pytest.raises(LookupError):
                     take(peer.channel)
@@ -67,7 +67,7 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
 
         channel = peer.channel
         objects = [
-            part, exchange, part.express, peer, peer.requests, peer.requests.pending, channel, channel.encoder,
+            part, exchange, part.fast_reply, peer, peer.requests, peer.requests.pending, channel, channel.encoder,
             channel.decoder, channel.decoder._head, channel.decoder._spill, channel.unsent, parts, views, cuts, *views,
             *cuts, *cuts[0], *part.into[0], exchange.done, raising,
         ]  # fmt: skip
@@ -137,7 +137,7 @@ async def test_a_request_that_can_t_be_sent_leaves_nothing_behind(way):
                 views.append(object())  # type: ignore[arg-type]
                 cuts[0].append(slice(1))
             case "in part":
-                channel.keep = lambda buffers, count: kept.append((len(buffers[0]), buffers[1], count))
+                channel.send_later = lambda buffers, count: kept.append((len(buffers[0]), buffers[1], count))
                 views, cuts, tails = split(exchange, [np.zeros((1, 1 << 16))])
                 times = 500
             case "no part":
@@ -159,7 +159,7 @@ async def test_a_request_that_can_t_be_sent_leaves_nothing_behind(way):
 
         objects = [
             channel, channel.encoder, requests, requests.pending, exchange, *exchange.parts, views, cuts, *views,
-            *cuts[0], exchange.parts[0].express,
+            *cuts[0], exchange.parts[0].fast_reply,
         ]  # fmt: skip
         check_nothing_grows(try_it, *objects, times=times)
         if way == "closed":

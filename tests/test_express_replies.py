@@ -52,7 +52,7 @@ async def test_a_whole_reply_is_counted_and_the_last_one_resolves_the_step(monke
         request = first.submit(Kind.CALL, (), b"call", None, called.append)
         first.socket.sendall(reply(first, exchange, request=request, fixed=(), tail=b"answer"))
         first.poll()
-        assert [bytes(frame.tail) for frame in called] == [b"answer"]
+        assert [bytes(frame.payload) for frame in called] == [b"answer"]
         again = world.send()
         first.socket.sendall(reply(first, again))
         first.poll()
@@ -121,11 +121,11 @@ async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypa
     async with World(2) as world:
         (peer,) = world.peers
         told: list[Any] = []
-        made = [world.dispatch.whole(1) for _ in range(4)]
+        made = [world.make_request(1) for _ in range(4)]
         for exchange in made:
-            exchange.begin(stepped=True, waiting=True)
+            exchange.reset(stepped=True, waiting=True)
             let_tell(exchange, told)
-            world.dispatch.submit_steps(exchange, [], [[]])
+            world.dispatcher.submit_steps(exchange, [], [[]], [b""])
         called: list[Any] = []
         request = peer.submit(Kind.CALL, (), b"call", None, called.append) if behind == "an answer to a call" else None
         tails = [b"", b"one", b"x" * 900, b""]
@@ -143,7 +143,7 @@ async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypa
         assert told == [(1, b"one"), (2, b"x" * 900)]
         for number, exchange in enumerate(made):
             assert set(bytes(byte_view(exchange.batch.obs[0]))) == {number % 2}, "to each its own"
-        assert [bytes(frame.tail) for frame in called] == [b"answer"] * (request is not None)
+        assert [bytes(frame.payload) for frame in called] == [b"answer"] * (request is not None)
         assert given[:1] == [-1 if behind == "nothing" else -2] * c
         assert await peer.ending() == "it goes on"
 
@@ -153,16 +153,16 @@ def let_tell(exchange: BatchRequest, told: list[Any]) -> None:
     part = exchange.parts[0]
 
     def read(tail: memoryview) -> None:
-        told.append((part.request, bytes(tail)))
+        told.append((part.request_id, bytes(tail)))
 
     def on_reply(frame: Any) -> None:
-        if len(frame.tail):
-            read(frame.tail)
+        if len(frame.payload):
+            read(frame.payload)
         part.arrived = True
         exchange.open -= 1
         exchange.done.set_result(None)
 
-    part.on_reply, part.express = on_reply, PendingReply(part.into[0], on_reply, (part, exchange, read, False))
+    part.on_reply, part.fast_reply = on_reply, PendingReply(part.into[0], on_reply, (part, exchange, read, False))
 
 
 @ways
@@ -227,10 +227,12 @@ async def test_whoever_reads_a_tail_gets_memory_of_his_own(monkeypatch, c):
         (peer,) = world.peers
         tails: list[memoryview] = []
         for exchange in world.exchanges:
-            into, on_reply, _ = exchange.parts[0].express
-            exchange.parts[0].express = PendingReply(into, on_reply, (exchange.parts[0], exchange, tails.append, False))
+            into, on_reply, _ = exchange.parts[0].fast_reply
+            exchange.parts[0].fast_reply = PendingReply(
+                into, on_reply, (exchange.parts[0], exchange, tails.append, False)
+            )
             exchange.parts[0].on_reply = lambda frame, part=exchange.parts[0]: (
-                tails.append(frame.tail),
+                tails.append(frame.payload),
                 setattr(part, "arrived", True),
             )
         for exchange, tail in ((world.send(), b"the first"), (world.send(), b"the second")):
@@ -279,9 +281,9 @@ async def with_reply(name: str, behind: bool = False) -> Any:
         (peer,) = world.peers
         before_it = b""
         if behind:
-            plain = world.dispatch.whole(1)
-            plain.begin(stepped=True, waiting=True)
-            world.dispatch.submit_steps(plain, [], [[]])
+            plain = world.make_request(1)
+            plain.reset(stepped=True, waiting=True)
+            world.dispatcher.submit_steps(plain, [], [[]], [b""])
             before_it = reply(peer, plain)
         first, second = world.send(), world.send()
         peer.socket.sendall(before_it + make(peer, first))
@@ -384,14 +386,14 @@ async def conversation(steps: int, data: bytes, pieces: list[int]) -> Any:
     """All that is seen of steps that are answered by a stream in pieces of these sizes."""
     async with World(2) as world:
         (peer,) = world.peers
-        made = [world.dispatch.whole(1) for _ in range(steps)]
+        made = [world.make_request(1) for _ in range(steps)]
         tails: list[Any] = []
         for exchange in made:
-            exchange.begin(stepped=True, waiting=True)
+            exchange.reset(stepped=True, waiting=True)
             for array in exchange.batch._arrays:
                 array.fill(0)
             let_tell(exchange, tails)
-            world.dispatch.submit_steps(exchange, [], [[]])
+            world.dispatcher.submit_steps(exchange, [], [[]], [b""])
         seen_so_far = []
         for size in itertools.cycle(pieces):
             if not data:
@@ -400,9 +402,9 @@ async def conversation(steps: int, data: bytes, pieces: list[int]) -> Any:
             data = data[size:]
             peer.drain()
             seen_so_far.append([exchange.open for exchange in made])
-            if peer.channel.waitable is None:
+            if peer.channel.poll_fd is None:
                 break
-        if peer.channel.waitable is not None:
+        if peer.channel.poll_fd is not None:
             peer.socket.shutdown(socket.SHUT_WR)
             peer.drain()
         arrived = [list(map(bytes, exchange.parts[0].into[0])) for exchange in made if exchange.parts[0].arrived]
@@ -504,7 +506,7 @@ async def test_a_reply_that_can_t_be_handled_ends_the_stream_and_its_request_sta
         (peer,) = world.peers
         exchange = world.exchanges[0]
         part = exchange.parts[0]
-        part.on_reply, part.express = boom, PendingReply(part.into[0], boom, (part, exchange, boom, False))
+        part.on_reply, part.fast_reply = boom, PendingReply(part.into[0], boom, (part, exchange, boom, False))
         world.send()
         peer.socket.sendall(reply(peer, exchange, tail=b"tail"))
         peer.poll()
@@ -527,7 +529,7 @@ async def test_a_reply_may_go_into_any_number_of_arrays(monkeypatch, c, number):
         part = exchange.parts[0]
         into = [memoryview(bytearray(index % 3)) for index in range(number)]
         part.into = into, into
-        part.express = part.express._replace(into=into)
+        part.fast_reply = part.fast_reply._replace(into=into)
         world.send()
         fixed = [bytes([index % 251]) * (index % 3) for index in range(number)]
         peer.socket.sendall(reply(peer, exchange, fixed=fixed))
@@ -545,11 +547,11 @@ async def test_what_is_not_to_be_counted_is_left_to_python():
         (pending,) = peer.requests.pending.values()
         peer.socket.sendall(reply(peer, exchange))
         odd: list[Any] = [
-            pending._replace(counted=None),
+            pending._replace(fast_path=None),
             pending._replace(into=None),
             pending._replace(into=tuple(pending.into)),
-            pending._replace(counted=list(pending.counted)),
-            pending._replace(counted=pending.counted[:2]),
+            pending._replace(fast_path=list(pending.fast_path)),
+            pending._replace(fast_path=pending.fast_path[:2]),
             pending[:2],
             list(pending),
             None,

@@ -145,7 +145,7 @@ def test_circles_are_found():
     assert circle({**files, "ipc/c.py": "from aioenv import ipc"}) == []
 
 
-LONG = {"vector_env.py": 1500}  # most of it is the documentation of its public class
+LONG = {"vector_env.py": 1500, "inprocess/backend.py": 850}  # most of it is the documentation of its public class
 
 
 def test_files_stay_readable():
@@ -177,7 +177,7 @@ def test_the_hall_opens_no_door_by_itself():
         ("core/slots.py", "import importlib; importlib.import_module('aioenv.cli')", "lies above core"),
         ("core/slots.py", "if TYPE_CHECKING:\n    import x\nelse:\n    from aioenv.make import run", "lies above core"),
         ("core/slots.py", "from aioenv import attic", "is no layer"),
-        ("core/slots.py", "from aioenv.rollout.groups import Group", "lies above core"),
+        ("core/slots.py", "from aioenv.rollout.rollout import Rollouts", "lies above core"),
         ("state/wrapper_stack.py", "from aioenv.worker.worker_context import row", "lies above state"),
         ("attic.py", "", "not in the plan"),
     ],

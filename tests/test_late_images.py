@@ -217,7 +217,7 @@ async def test_while_nothing_is_drawn_little_is_kept_and_what_is_shown_is_not_dr
         with pytest.raises(asyncio.CancelledError):
             await step
         os.kill(envs.workers[0].pid, signal.SIGCONT)
-        while envs._scheduler.table.count(SlotState.READY) < N:
+        while envs._backend.table.count(SlotState.READY) < N:
             await asyncio.sleep(0)
         os.kill(envs.workers[0].pid, signal.SIGSTOP)  # so that step 22 is in flight when step 20's images are asked for
         another = await pending(lambda: envs.step(ACTIONS[22]))

@@ -35,7 +35,7 @@ async def test_a_recv_ends_when_a_step_has_taken_all():
 
 
 async def ready_slots(envs, count: int) -> None:
-    while envs._scheduler.table.count(SlotState.READY) < count:
+    while envs._backend.table.count(SlotState.READY) < count:
         await asyncio.sleep(0)
 
 
@@ -93,7 +93,7 @@ async def test_a_step_is_abandoned_while_another_drains():
             with pytest.raises(asyncio.CancelledError):
                 await first
             draining = asyncio.create_task(envs.step([1, 1]))
-            while (envs._scheduler.table.count(SlotState.READY)) < 2:
+            while (envs._backend.table.count(SlotState.READY)) < 2:
                 await asyncio.sleep(0)
             await envs.recv(2)  # now, before the other task knows that there is nothing to wait for
             second = envs.step_at(0, SLOW)
@@ -171,7 +171,7 @@ async def test_a_failure_from_before_set_state_says_nothing_of_later_ones(num_wo
         await envs.reset(seed=0)
         states = await envs.get_state()
         envs.send([0, RAISE])
-        while envs._scheduler.table.count(SlotState.READY) < 2:
+        while envs._backend.table.count(SlotState.READY) < 2:
             await asyncio.sleep(0)
         await envs.set_state(states)
         with pytest.raises(aioenv.EnvError):
@@ -245,7 +245,7 @@ async def test_nobody_is_paused():
     async with aioenv.AsyncVectorEnv([Chain] * 2, debug=True) as envs:
         await envs.reset(seed=0)
         envs.pause([])
-        assert envs._scheduler.table.paused is None, "steps don't take the slower way"
+        assert envs._backend.table.paused is None, "steps don't take the slower way"
 
 
 @pytest.mark.asyncio
@@ -454,18 +454,18 @@ async def test_a_slot_is_paused_while_a_rollout_waits_for_what_was_cancelled(tmp
         seeds = [seed for seed in range(99) if mix(seed) % 6 == 5][:2]  # episodes of six steps
         await envs.reset(seed=seeds)
         stepping = asyncio.create_task(envs.step([0, SLOW]))
-        while envs._scheduler.table.count(SlotState.READY) + envs._scheduler.table.count(SlotState.IN_FLIGHT) < 2:
+        while envs._backend.table.count(SlotState.READY) + envs._backend.table.count(SlotState.IN_FLIGHT) < 2:
             await asyncio.sleep(0)
         stepping.cancel()
         rolling = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
-        while envs._scheduler.table.state(0) is not SlotState.READY:
+        while envs._backend.table.state(0) is not SlotState.READY:
             await asyncio.sleep(0)
         calling = asyncio.create_task(envs.call_at([0], "wait", 0))
         while envs.workers[0].state != "busy":
             await asyncio.sleep(0)
         envs.pause(0)
         open_gate(1)
-        while envs._scheduler.table.state(0) is SlotState.READY:
+        while envs._backend.table.state(0) is SlotState.READY:
             await asyncio.sleep(0)
         open_gate(0)
         await calling

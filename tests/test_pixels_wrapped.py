@@ -71,9 +71,9 @@ def test_of_a_mujoco_env():
     kwargs = {"pixels": CONFIG, "num_workers": 1}
     with sync.make_vec("HalfCheetah-v5", 2, **kwargs) as plain:
         images = [plain.reset(seed=3)[0], *(plain.step(actions)[0] for _ in range(3))]
-        drawn_by = plain._envs._session.fleet.drawn_by
+        drawn_by = plain._envs._session.worker_pool.drawn_by
     with sync.make_vec("HalfCheetah-v5", 2, wrappers=[partial(FrameStackObservation, stack_size=2)], **kwargs) as envs:
-        assert envs._envs._session.fleet.drawn_by == drawn_by != ""
+        assert envs._envs._session.worker_pool.drawn_by == drawn_by != ""
         before = envs.reset(seed=3)[0]
         for t in range(3):
             obs = envs.step(actions)[0]

@@ -19,9 +19,9 @@ from render_pool_kit import ASSETS, PLAIN, SMALL, differ, pool_of, some_states
 from test_rendering import MOCAP
 
 import aioenv
-from aioenv.cli.bench.loop_time import CallbackClock
 from aioenv.cli.opengl import probe_opengl
 from aioenv.rendering.config import check_devices
+from benchmarks.loop_time import CallbackClock
 
 
 @pytest.mark.asyncio

@@ -446,7 +446,7 @@ async def test_nothing_is_mixed_up_after_the_end_before_time(gate, how):  # noqa
 
 
 async def end_before_time(envs, open_gate, how, then):
-    envs._check_running().patience._timeout_s = 0.3 if how == "timeout" else None
+    envs._check_running().timeouts._timeout_s = 0.3 if how == "timeout" else None
     await envs.reset(seed=0)
     asked = asyncio.Event()
 
@@ -475,7 +475,7 @@ async def end_before_time(envs, open_gate, how, then):
             await rollout
         got = caught.value.partial
         assert got.valid[:2].all() and got.valid[2].tolist() == [slot not in (2, 5) for slot in range(6)]
-    envs._check_running().patience._timeout_s = None
+    envs._check_running().timeouts._timeout_s = None
     with pytest.raises(aioenv.PendingCallError):
         envs.send([0], [5])
     open_gate()

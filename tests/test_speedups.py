@@ -221,7 +221,7 @@ def converse(frames: list[tuple[Any, ...]], sizes: list[int]) -> list[tuple[Any,
         for frame in frames:
             rest = frame_io.write(ours.fileno(), encoder, *frame)
             while rest:
-                rest = frame_io.write_rest(ours.fileno(), rest)
+                rest = frame_io.write_remaining(ours.fileno(), rest)
         ours.close()
 
     writer = threading.Thread(target=write)
@@ -229,7 +229,7 @@ def converse(frames: list[tuple[Any, ...]], sizes: list[int]) -> list[tuple[Any,
     with theirs:
         while frame_io.read(theirs.fileno(), decoder):
             while (frame := decoder.next_frame()) is not None:
-                got.append((frame.kind, frame.request, frame.generation, b"".join(frame.fixed), bytes(frame.tail)))
+                got.append((frame.kind, frame.request, frame.generation, b"".join(frame.fixed), bytes(frame.payload)))
     writer.join()
     decoder.finish()
     assert decoder.chain == encoder.chain

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import aioenv
 from aioenv import speedups
-from aioenv.core.payloads import read_tail
+from aioenv.core.payloads import read_payload
 from aioenv.core.requests import WorkerRequest
 from aioenv.spaces import infos as merging
 from aioenv.spaces.infos import Columns, Schema, merge_infos
@@ -184,7 +184,7 @@ def test_a_row_that_the_part_has_not_is_pythons():
     for rows in ([1, 2], [0, 1, 2, 6, 7], [2, 5], [6], [0, 1, 2]):
         part, _ = ends.tell([], rows, 3)
         assert in_c(part, view(tail)) is None
-        read_tail(part, view(tail))
+        read_payload(part, view(tail))
         assert len(part.columns) == 1
     part, _ = ends.tell([], [1, 2, 5, 6], 3)
     assert in_c(part, view(tail)) is not None
@@ -210,7 +210,7 @@ def check(part: WorkerRequest, tail: bytes) -> Any:
         assert seen(got) == seen(expected)
     part.columns = ()
     try:
-        read_tail(part, view(tail))
+        read_payload(part, view(tail))
     except Exception as exc:
         assert f"{type(exc).__name__}: {exc}" == expected
     else:

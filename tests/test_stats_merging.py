@@ -253,7 +253,7 @@ def test_what_a_slot_has_replied_counts_though_its_worker_dies_before_the_merge(
             os.kill(envs.workers[0].pid, signal.SIGKILL)
             while envs.workers[0].state == "ready":
                 await asyncio.sleep(0)
-            await envs._check_running().restarter.settled(envs._started.members[0].worker)
+            await envs._check_running().restarter.wait_restarted(envs._started.members[0].worker)
         os.close(os.open(tmp_path / "gate", os.O_WRONLY))
         await step
 
@@ -265,7 +265,7 @@ def test_what_was_seen_in_a_step_that_was_dropped_counts_once(tmp_path):
     """Slot 0 has seen the step after it, too, in which slot 1 dies with it."""
 
     async def play(envs, kill):
-        envs._check_running().dispatch.spares_cpu = False  # who polls may have the result before it can be cancelled
+        envs._check_running().dispatcher.spares_cpu = False  # who polls may have the result before it can be cancelled
         step = asyncio.ensure_future(envs.step([0, 0]))
         while not envs.outstanding:
             await asyncio.sleep(0)

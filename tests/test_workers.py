@@ -401,7 +401,7 @@ async def test_streams_that_an_env_has_closed_do_not_keep_its_process(start):
 
     async with aioenv.AsyncVectorEnv([factory], start=start) as envs:
         await envs.reset()
-        worker = envs._session.fleet.members[0].worker
+        worker = envs._session.worker_pool.members[0].worker
     assert worker.returncode == 0
 
 
@@ -514,4 +514,4 @@ def test_a_reply_that_the_socket_takes_in_pieces_arrives_whole():
             writing.result(10)
     frame = decoder.next_frame()
     assert frame is not None
-    assert (b"".join(frame.fixed), bytes(frame.tail)) == (b"".join(sent), b"tail")
+    assert (b"".join(frame.fixed), bytes(frame.payload)) == (b"".join(sent), b"tail")

@@ -25,7 +25,7 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
-from aioenv.rollout.subset import infos_of
+from aioenv.rollout.subset import row_infos
 from aioenv.spaces.infos import merge_infos_or_rows
 from aioenv.sync.portal import DeferredCall
 from aioenv.sync.stepping import BlockingStep
@@ -100,9 +100,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             self.render_mode = envs.render_mode  # theirs is the envs', which know of no `render=`
             self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
-            schedule = envs._envs._scheduler
-            if isinstance(schedule, RequestScheduler):  # infos are taken apart again: each env's must be as it was
-                schedule.merge_infos = merge_infos_or_rows
+            backend = envs._envs._backend
+            if isinstance(backend, RequestScheduler):  # infos are taken apart again: each env's must be as it was
+                backend.merge_infos = merge_infos_or_rows
         except BaseException:
             envs.close()
             raise
@@ -122,7 +122,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             result = self._envs.reset(seed=seeds, options=options[0] or None)
         else:
             result = self._envs._portal.call(_reset_each, self._envs._envs, seeds, options)
-        self.reset_infos = infos_of(result.info, self.num_envs)
+        self.reset_infos = row_infos(result.info, self.num_envs)
         self._reset_seeds()
         self._reset_options()
         return result.obs
@@ -162,7 +162,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             raise
         obs, reward, terminated, truncated, info = call.result()
         cut = (truncated & ~terminated).tolist()
-        infos = infos_of(info, self.num_envs)
+        infos = row_infos(info, self.num_envs)
         dones = terminated | truncated
         for slot in np.flatnonzero(dones).tolist():
             infos[slot] = self._last(slot, infos[slot])
@@ -284,9 +284,9 @@ async def _ask(
     """What some slots answer, in the order in which they are named."""
     schedule = envs._check_running()
     function = question.rows if isinstance(envs, NativeVectorEnv) else question.single
-    numbers = schedule.table.named(slots)
+    numbers = schedule.table.slot_numbers(slots)
     with envs._clock.envs:
-        return in_order(numbers, await schedule.for_each(numbers, what, "apply", lambda _: (function, args)))
+        return in_order(numbers, await schedule.call_service(numbers, what, "apply", lambda _: (function, args)))
 
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:

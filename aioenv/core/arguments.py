@@ -1,21 +1,27 @@
-"""The constructor's arguments, checked: what was expected, what was got, what to do."""
+"""Checks of the constructor's arguments; each error says what was expected, what was given, and what to do."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from aioenv.core.timeouts import ON_TIMEOUT
+from aioenv.errors import ArgumentError
 from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
 from aioenv.process.restart import RestartPolicy
 from aioenv.rendering.config import RenderConfig
+from aioenv.worker.making import TASKS, vector_entry_point
 
 __all__ = [
     "check_cpu_affinity",
@@ -33,7 +39,11 @@ __all__ = [
     "check_transport",
     "check_worker_env",
     "listed_factories",
+    "refuse_misspelled",
 ]
+
+# From which similarity on a name is taken for a misspelled one; for envs that take any argument it must be higher.
+_SIMILAR, _VERY_SIMILAR = 0.75, 0.9
 
 
 def check_factories(functions: Sequence[Any]) -> None:
@@ -222,3 +232,57 @@ def check_seconds(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not value > 0:
         raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
     return float(value)
+
+
+def refuse_misspelled(
+    caller: str, ours: Iterable[str], given: Mapping[str, Any], env: Any, *, native: bool = False
+) -> None:
+    """Raise if an argument for an env looks like a misspelled one of ours, and the env has no argument of that name.
+
+    Where the arguments of the env are not known here, as for an id whose module is not imported, nothing is raised.
+
+    Args:
+        caller: the function that ours are arguments of, for the message.
+        ours: their names.
+        given: the arguments that the env is to get.
+        env: an id, an EnvSpec, or a function that makes an env.
+        native: whether it makes a vector env.
+
+    Raises:
+        ArgumentError: if so; the message says which argument was meant.
+    """
+    names = list(ours)
+    near = {name: get_close_matches(name, names, 1, _SIMILAR) for name in given if name not in names}
+    if not any(near.values()):
+        return
+    parameters = _parameters(env, native)
+    if parameters is None:
+        return
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name, meant in near.items():
+        if meant and name not in parameters and (not is_open or get_close_matches(name, meant, 1, _VERY_SIMILAR)):
+            raise ArgumentError(
+                f"{name}: {caller} has no such argument, and the env names none: did you mean {meant[0]}? (If the env "
+                f"does take it: `functools.partial(make_env, {name}=…)` in its place)"
+            )
+
+
+def _parameters(env: Any, native: bool) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of what makes an env, and of `gymnasium.make`, by name; None if they are not known."""
+    try:
+        if isinstance(env, str):
+            if ":" in env:
+                return None
+            env = gymnasium.spec(env)
+        known: dict[str, inspect.Parameter] = {}
+        if isinstance(env, EnvSpec):
+            known = {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in env.kwargs}
+            makes = inspect.signature(gymnasium.make).parameters.values()
+            known |= {each.name: each for each in makes if each.kind is not each.VAR_KEYWORD}
+            entry_point: Any = env.entry_point
+            if native:
+                entry_point = vector_entry_point(env) or TASKS.get(str(entry_point))
+            env = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        return {**inspect.signature(env).parameters, **known}
+    except Exception:  # making the env will raise it again
+        return None

@@ -19,11 +19,13 @@ from aioenv.spaces.layout import Arrays, Layout
 
 if TYPE_CHECKING:
     from aioenv.core.episode_tracker import EpisodeTracker, InProcessEpisodeTracker
-    from aioenv.core.history import SlotHistory
+    from aioenv.core.recovery import SlotHistory
+    from aioenv.process.supervisor import Worker
     from aioenv.rendering.step_images import StepImages
+    from aioenv.rendering.step_pool import StepRenderPool
     from aioenv.tracing.timeline import Trace
 
-__all__ = ["Backend", "InitialState", "RolloutBackend", "SlotGroup", "StepOutcome"]
+__all__ = ["Backend", "EnvInfo", "InitialState", "RolloutBackend", "Session", "SlotGroup", "StepOutcome"]
 
 Slots = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -159,6 +161,25 @@ class RolloutBackend(Protocol):
         """Make the info dict of a step from the infos of all groups; `Columns` among them have slots for rows."""
 
 
+class EnvInfo(Protocol):
+    """The spaces and metadata of the envs, as in Gymnasium; they are known once the envs are made, and stay so.
+
+    Attributes:
+        single_observation_space, observation_space, single_action_space, action_space: of one slot, and of a batch.
+        metadata, spec, render_mode: of the first env.
+        steps_some: whether a slot can be stepped without the others of its worker, or of this process.
+    """
+
+    single_observation_space: Space[Any]
+    observation_space: Space[Any]
+    single_action_space: Space[Any]
+    action_space: Space[Any]
+    metadata: dict[str, Any]
+    spec: Any
+    render_mode: str | None
+    steps_some: bool
+
+
 class Backend(Protocol):
     """Steps the envs of a started vector env.
 
@@ -216,6 +237,17 @@ class Backend(Protocol):
     def outstanding(self) -> bool:
         """Whether anything is in flight or ready."""
 
+    def check_steps_some(self, name: str, slots: Slots) -> None:
+        """Raise if these slots can't be stepped without the others of their vector env.
+
+        Args:
+            name: the user's call, for errors.
+            slots: the slots that would be stepped, or left out.
+
+        Raises:
+            ValueError: if some slots of a vector env without `step_some` are among them, but not all.
+        """
+
     def group(self, slots: Slots) -> SlotGroup:
         """Make a group of some slots, ascending within each worker."""
 
@@ -239,8 +271,55 @@ class Backend(Protocol):
             One result a slot, in ascending order of slots.
         """
 
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """Return the live array of a field of the models of native slots (see `NativeVectorEnv.model_field`)."""
+
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
         """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""
 
     def attach_trace(self, trace: Trace | None) -> None:
         """Record requests and images in a timeline from now on; None: no longer."""
+
+
+class Session(Protocol):
+    """A backend from before its start until it is closed, with the processes that it needs."""
+
+    @property
+    def backend(self) -> Backend | None:
+        """The backend; None until the start is complete."""
+
+    @property
+    def env_info(self) -> EnvInfo:
+        """The spaces and metadata of the envs."""
+
+    @property
+    def images(self) -> StepImages | None:
+        """The images of results; None if none are drawn."""
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The worker processes that hold the envs."""
+
+    @property
+    def pools(self) -> Sequence[StepRenderPool]:
+        """The pools that draw states, for `render` and for observations."""
+
+    @property
+    def render_workers(self) -> Sequence[Worker]:
+        """The workers of these pools."""
+
+    async def start(self) -> None:
+        """Make the envs, and start all processes. If that fails, or is cancelled, none is left."""
+
+    async def close(self, grace_s: float) -> None:
+        """Close the envs, and end all processes.
+
+        Args:
+            grace_s: how long envs may take to close, in seconds.
+        """
+
+    def abandon(self) -> None:
+        """End all processes without waiting for them."""
+
+    def forget_code(self) -> None:
+        """Release the snapshot of the factories: no worker is started from it any more."""

@@ -1,4 +1,4 @@
-"""Requests on their way out, replies on their way in: between the exchanges and the workers."""
+"""Sends each worker its part of a request, and puts the replies into the batch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
 from aioenv.core.episode_tracker import EpisodeTracker
-from aioenv.core.history import SlotHistory
-from aioenv.core.payloads import read_tail, read_what_can_be
+from aioenv.core.payloads import read_partial_payload, read_payload
 from aioenv.core.pixel_renderer import PixelRenderer
-from aioenv.core.recovery import WorkerRecovery
+from aioenv.core.recovery import SlotHistory, WorkerRecovery
 from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest
+from aioenv.core.service_calls import StatsMerger
 from aioenv.core.slots import SlotState, SlotTable
-from aioenv.core.stats_merger import StatsMerger
 from aioenv.core.wakeups import WakeupCoalescer
 from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import RenderError, SlotError, WireError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import load
 from aioenv.platform import usable_cpus
-from aioenv.process.connection import CountedReply, PendingReply
+from aioenv.process.connection import FastReply, PendingReply
 from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.step_images import StepImages
@@ -43,345 +42,354 @@ __all__ = ["Dispatcher"]
 
 Slots = npt.NDArray[np.int64]
 
-# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds: with what else
-# a step does, below the 0.5 ms that it may keep the loop busy.
+# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds: with the rest
+# of a step, below the 0.5 ms for which it may keep the loop busy.
 _POLL_S = 250e-6
-_LANE = slice(0, 1)
-# Replies up to this are in a socket as a whole, so that nobody waits for them to be read.
-_MAX_REST_BYTES = 1 << 16
+_SHARED_BATCH = slice(0, 1)
+# Replies up to this size fit into a socket, so that a worker does not wait for them to be read.
+_MAX_BYTES = 1 << 16
 
 
 class Dispatcher:
-    """Sends the parts of exchanges to their workers, and puts what comes back into the exchanges.
+    """Sends the parts of requests to their workers, and puts the replies into the requests.
 
     Args:
-        fleet: started and configured workers.
-        images: where states and late renders go; None if nobody wants images.
+        worker_pool: started and configured workers.
+        images: takes states and images; None if no images are drawn.
         table: the states of the slots.
-        state_size: how many float64 of physics state come with each row.
+        state_size: float64 numbers of physics state that come with each row.
         mode: the autoreset mode.
         restart: whether and how workers that died are started again.
-        painter: draws the images of observations; None if there are none, or the workers do.
-        offer: called with each part whose reply is in while nobody awaits the exchange as a whole.
+        pixel_renderer: draws observations that are images; None if there are none, or the workers draw them.
+        on_ready: called with each part whose reply is in, if no caller awaits the request as a whole.
 
     Attributes:
-        restarter: who starts workers again; None if nobody does.
-        history: what they go on from.
-        trace: the timeline that is being collected; None: none is.
-        episodes: counts episodes; None: nobody does.
-        merger: merges the statistics that the envs share; None: they share none.
-        spares_cpu: whether there are CPUs that no worker needs. One that has replied polls for its next request.
+        restarter: starts workers again; None if none are.
+        history: the data from which they go on.
+        trace: the timeline that is being recorded; None if none is.
+        episodes: counts episodes; None if they are not counted.
+        merger: merges the statistics that the envs share; None if they share none.
+        spares_cpu: whether there are CPUs that no worker needs. A worker that has replied polls for its next request.
         shared_actions: the numbers of the action leaves that lie in shared memory.
     """
 
     def __init__(
         self,
-        fleet: WorkerPool,
+        worker_pool: WorkerPool,
         images: StepImages | None,
         table: SlotTable,
         *,
         state_size: int,
         mode: AutoresetMode,
         restart: RestartPolicy | None,
-        painter: PixelRenderer | None,
-        offer: Callable[[BatchRequest, WorkerRequest], None],
+        pixel_renderer: PixelRenderer | None,
+        on_ready: Callable[[BatchRequest, WorkerRequest], None],
     ) -> None:
-        self._fleet = fleet
+        self._worker_pool = worker_pool
         self._images = images
-        self._painter = painter
+        self._pixel_renderer = pixel_renderer
         self._table = table
         self._state_size = state_size
-        self._offer = offer
+        self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
-        self._num_envs = fleet.members[-1].stop
-        self._all_slots = np.arange(self._num_envs)
         self._poller = SpinPoller(_POLL_S)
-        self.spares_cpu = len(fleet.members) < usable_cpus()
-        self.shared_actions = tuple(fleet.lanes[COPIED].actions) if fleet.lanes else ()
+        self.spares_cpu = len(worker_pool.members) < usable_cpus()
+        shared_batches = worker_pool.shared_batches
+        self.shared_actions = tuple(shared_batches[COPIED].actions) if shared_batches else ()
         self.history: SlotHistory | None = None
         self.restarter: Restarter | None = None
         self.trace: Trace | None = None
         self.episodes: EpisodeTracker | None = None
-        if fleet.episodes is not None:
-            self.episodes = EpisodeTracker(fleet.episodes, mode, restarts=restart is not None)
-        self.merger = StatsMerger(fleet) if any(not stats.live for stats in fleet.stats) else None
+        if worker_pool.episodes is not None:
+            self.episodes = EpisodeTracker(worker_pool.episodes, mode, restarts=restart is not None)
+        self.merger = StatsMerger(worker_pool) if any(not stats.live for stats in worker_pool.stats) else None
         if restart is not None:
-            self.history = SlotHistory(
-                fleet, self._num_envs, state_size=state_size, resets_at_once=mode is AutoresetMode.SAME_STEP
-            )
+            same_step = mode is AutoresetMode.SAME_STEP
+            num_envs = worker_pool.members[-1].stop
+            self.history = SlotHistory(worker_pool, num_envs, state_size=state_size, same_step=same_step)
             self.restarter = Restarter(
-                [member.worker for member in fleet.members],
+                [member.worker for member in worker_pool.members],
                 restart,
                 meaning="its slots resume" if restart.resume else "the episodes of its slots are truncated",
-                restore=WorkerRecovery(fleet, self.history, self.merger, resume=restart.resume).restore,
+                restore=WorkerRecovery(worker_pool, self.history, self.merger, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
-        # whether no more is done with a step and its replies than to send it, and what `_take_in` does
-        more = images, painter, self.merger
-        self._plain = not any(more)
-        self._no_tails = [b""] * len(fleet.members)
-        self._bell = self._make_bell()
-        self._stale_bell = False  # whether a worker has ended since: who comes in its place has another channel
-        for member in fleet.members:
+        # whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path
+        self._fast = not (images or pixel_renderer or self.merger)
+        self._wakeups = self._make_wakeups()
+        self._stale_wakeups = False  # whether a worker has ended since: the one in its place has another channel
+        for member in worker_pool.members:
             member.worker.on_death = self._on_death
 
-    def _make_bell(self) -> WakeupCoalescer | None:
-        members, layout = self._fleet.members, self._fleet.observations
-        channels = [m.worker.express for m in members if m.worker.express is not None]
-        shared = self._fleet.lanes[COPIED].observations if self._fleet.lanes else ()
+    def _make_wakeups(self) -> WakeupCoalescer | None:
+        members, layout = self._worker_pool.members, self._worker_pool.observations
+        channels = [m.worker.fast_channel for m in members if m.worker.fast_channel is not None]
+        shared_batches = self._worker_pool.shared_batches
+        shared = shared_batches[COPIED].observations if shared_batches else ()
         framed = [leaf for number, leaf in enumerate(layout.leaves) if number not in shared]
         size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in framed)
         most = max(member.stop - member.start for member in members) * size
-        if speedups.take_express is None or not self._plain or len(channels) < len(members):
+        if speedups.take_express is None or not self._fast or len(channels) < len(members):
             return None
-        # with more workers who is last changes; with fewer the parent polls
-        return WakeupCoalescer(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_REST_BYTES else None
+        # with more workers than CPUs the last one to reply varies; with fewer the parent polls
+        return WakeupCoalescer(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_BYTES else None
 
     def listen(self) -> None:
-        """Have the loop look at all workers."""
-        if self._bell is not None:
-            self._bell.wake()
+        """Have the loop watch the channels of all workers."""
+        if self._wakeups is not None:
+            self._wakeups.wake()
 
     def forget(self) -> None:
-        """Let go of the last step."""
-        if self._bell is not None:
-            self._bell.forget()
+        """Release the last step."""
+        if self._wakeups is not None:
+            self._wakeups.forget()
 
-    # ------------------------------------------------------------ exchanges
+    # ------------------------------------------------------------ making requests
 
-    def whole(self, lane: int) -> BatchRequest:
-        """An exchange with all workers."""
-        batch = self.new_batch(self._num_envs, lane)
-        parts = [WorkerRequest(m, self._all_slots[m.start : m.stop], m.start, batch) for m in self._fleet.members]
-        exchange = BatchRequest(batch, parts, self._loop)
-        if lane != COPIED:
-            self.keep(exchange)
-        return exchange
+    def make_request(
+        self, shares: Sequence[tuple[WorkerSlots, Slots]], shared_batch: int, *, reused: bool
+    ) -> BatchRequest:
+        """Make a request to some workers about some of their slots.
 
-    def keep(self, exchange: BatchRequest) -> None:
-        """This is used again and again, and may point to itself."""
-        for part in exchange.parts:
-            part.on_reply = partial(self._on_reply, exchange, part)
-            if self._plain:
-                always = exchange.batch.copies or self.episodes is not None or self.history is not None
-                read = partial(self._take_in if always else self._read_tail, exchange, part)
-                part.express = PendingReply(part.into[0], part.on_reply, CountedReply(part, exchange, read, always))
-
-    def some(self, shares: Sequence[tuple[WorkerSlots, Slots]], *, stepped: bool) -> BatchRequest:
-        """An exchange with some workers about some of their slots, begun; its parts are ready one by one."""
-        batch = self.new_batch(sum(len(slots) for _, slots in shares), COPIED)
+        Args:
+            shares: the workers, and the slots of each.
+            shared_batch: the number of the shared batch that its results are written into.
+            reused: whether it is used again and again, so that it may refer to itself. Otherwise it is ready to be
+                sent, and its parts go to `recv` one by one.
+        """
+        batch = self._make_batch(sum(len(slots) for _, slots in shares), shared_batch)
         parts: list[WorkerRequest] = []
         for member, slots in shares:
             parts.append(WorkerRequest(member, slots, parts[-1].stop if parts else 0, batch))
-        exchange = BatchRequest(batch, parts, self._loop)
-        exchange.begin(stepped=stepped, waiting=False)
-        return exchange
+        request = BatchRequest(batch, parts, self._loop)
+        if not reused:
+            request.reset(stepped=True, waiting=False)
+            return request
+        for part in request.parts:
+            part.on_reply = partial(self._on_reply, request, part)
+            if self._fast:
+                always = batch.copies or self.episodes is not None or self.history is not None
+                read = partial(self._process_reply if always else self._read_payload, request, part)
+                part.fast_reply = PendingReply(part.into[0], part.on_reply, FastReply(part, request, read, always))
+        return request
 
-    def new_batch(self, n: int, lane: int) -> Batch:
-        """A batch of n rows, whose shared arrays lie in a lane, or are copied from it if that is `COPIED`."""
-        fleet = self._fleet
-        shared: Any = fleet.lanes[lane].observations if fleet.lanes else {}
-        buffer = self._painter.new_buffer(n) if self._painter is not None else None
+    def _make_batch(self, n: int, shared_batch: int) -> Batch:
+        pool = self._worker_pool
+        shared: Any = pool.shared_batches[shared_batch].observations if pool.shared_batches else {}
         return Batch(
-            fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane, fleet.instead, buffer
+            pool.observations,
+            n,
+            self._state_size,
+            pool.checkpoint_size,
+            shared,
+            shared_batch,
+            pool.replaced,
+            self._pixel_renderer.new_buffer(n) if self._pixel_renderer is not None else None,
         )
 
-    # ------------------------------------------------------------ out and in
+    # ------------------------------------------------------------ sending
 
     def submit_steps(
-        self, exchange: BatchRequest, views: list[memoryview], cuts: list[list[slice]], tails: list[bytes] | None = None
+        self, request: BatchRequest, views: list[memoryview], cuts: list[list[slice]], payloads: list[bytes]
     ) -> None:
-        """Send a step whose actions are arrays in frames; otherwise as `submit`.
+        """Send a step whose actions are arrays in frames, by the fast path if that is possible; otherwise as `submit`.
 
         Args:
-            exchange: with one part a worker.
-            views: arrays of actions, of all parts, as bytes.
-            cuts: by part, where its bytes are in each of these.
-            tails: by part, which rows of its worker are meant; None: all workers step all rows.
+            request: has one part a worker.
+            views: the arrays of actions, of all parts, as bytes.
+            cuts: by part, its bytes in each of these.
+            payloads: by part, the rows of its worker that are stepped; empty for all.
         """
-        parts, sent, tails = exchange.parts, 0, tails or self._no_tails
+        parts, sent = request.parts, 0
         if speedups.send_express is not None and self.trace is None and not (self.restarter and self.restarter.busy):
-            if self.restarter is not None:  # who dies of it may get it again
-                for part, mine, tail in zip(parts, cuts, tails, strict=True):
-                    part.sent = _of_step(part, views, mine, tail)
-            sent = speedups.send_express(parts, *self._named(exchange, views, cuts), tails)
-            if sent == len(parts) == len(self._fleet.members):
-                if self._stale_bell:
-                    self._bell, self._stale_bell = self._make_bell(), False
-                if self._bell is not None:
-                    self._bell.begin(exchange)
+            if self.restarter is not None:  # a worker that dies of it may get it again
+                for part, mine, payload in zip(parts, cuts, payloads, strict=True):
+                    part.sent = _step_of(part, views, mine, payload)
+            sent = speedups.send_express(parts, *self._with_shared_batch(request, views, cuts), payloads)
+            if sent == len(parts) == len(self._worker_pool.members):
+                if self._stale_wakeups:
+                    self._wakeups, self._stale_wakeups = self._make_wakeups(), False
+                if self._wakeups is not None:
+                    self._wakeups.begin(request)
                     return
         self.listen()
-        for part, mine, tail in zip(parts[sent:], cuts[sent:], tails[sent:], strict=True):
-            self.submit(exchange, part, _of_step(part, views, mine, tail))
+        for part, mine, payload in zip(parts[sent:], cuts[sent:], payloads[sent:], strict=True):
+            self.submit(request, part, _step_of(part, views, mine, payload))
 
-    def _named(
-        self, exchange: BatchRequest, views: list[memoryview], cuts: list[list[slice]]
+    def _with_shared_batch(
+        self, request: BatchRequest, views: list[memoryview], cuts: list[list[slice]]
     ) -> tuple[list[memoryview], list[list[slice]]]:
-        """What travels with a step: a lane of shared memory, if there are any, and actions."""
-        if not self._fleet.lanes:
+        """Put the number of the shared batch before the actions, if there is shared memory."""
+        if not self._worker_pool.shared_batches:
             return views, cuts
-        return [memoryview(BATCH_INDEX_BYTES[exchange.batch.lane]), *views], [[_LANE, *mine] for mine in cuts]
+        number = memoryview(BATCH_INDEX_BYTES[request.batch.shared_batch])
+        return [number, *views], [[_SHARED_BATCH, *mine] for mine in cuts]
 
-    def submit(self, exchange: BatchRequest, part: WorkerRequest, sent: SentRequest) -> None:
-        """Send a part's request; what becomes of it the exchange is told, whatever happens."""
+    def submit(self, request: BatchRequest, part: WorkerRequest, sent: SentRequest) -> None:
+        """Send one worker its part of a request. The reply, or an error in its place, is put into the request."""
         if self.trace is not None:
-            self._number(exchange, part, again=part.sent is sent)
+            self._trace_request(request, part, again=part.sent is sent)
         part.sent = sent
-        if self.restarter is not None and self._hold(exchange, part, None):
+        if self.restarter is not None and self._hold(request, part, None):
             return
-        on_reply = part.on_reply or partial(self._on_reply, exchange, part)
-        if not exchange.stepped:
-            exchange.batch.clear(part.start, part.stop)
+        on_reply = part.on_reply or partial(self._on_reply, request, part)
+        if not request.stepped:
+            request.batch.clear(part.start, part.stop)
         fixed = sent.fixed
-        if lanes := self._fleet.lanes:
-            lane = exchange.batch.lane
-            fixed = [BATCH_INDEX_BYTES[lane], *fixed]
+        if shared_batches := self._worker_pool.shared_batches:
+            shared_batch = request.batch.shared_batch
+            fixed = [BATCH_INDEX_BYTES[shared_batch], *fixed]
             for number, actions in (sent.shared or {}).items():
-                lanes[lane].actions[number][sent.slots] = actions
-        into = part.into[0 if exchange.stepped else 1]
+                shared_batches[shared_batch].actions[number][sent.slots] = actions
+        into = part.into[0 if request.stepped else 1]
         try:
-            part.request = part.member.worker.submit(sent.kind, fixed, sent.tail, into=into, on_reply=on_reply)
+            part.request_id = part.member.worker.submit(sent.kind, fixed, sent.payload, into=into, on_reply=on_reply)
         except SlotError as error:
             on_reply(error)
         except WireError as exc:
-            on_reply(part.member.worker.failure_here(str(exc), part.slots.tolist()))
+            on_reply(part.member.worker.parent_env_error(str(exc), part.slots.tolist()))
         else:
-            if exchange.images is not None and self._images is not None:
-                self._images.expect_frame(part.member.worker, part.request, exchange.images, part.slots)
+            if request.images is not None and self._images is not None:
+                self._images.expect_frame(part.member.worker, part.request_id, request.images, part.slots)
 
-    def _number(self, exchange: BatchRequest, part: WorkerRequest, *, again: bool) -> None:
-        """Tell the timeline of which step the request is that is about to be sent, and what is drawn of it."""
+    def _trace_request(self, request: BatchRequest, part: WorkerRequest, *, again: bool) -> None:
+        """Note in the timeline of which step the request is that is about to be sent, and the images of it."""
         assert self.trace is not None
-        step = self.trace.sending(part.slots.tolist(), stepped=exchange.stepped, again=again)
-        if exchange.images is not None:
-            exchange.images.step = step
+        step = self.trace.note_sent(part.slots.tolist(), stepped=request.stepped, again=again)
+        if request.images is not None:
+            request.images.step = step
 
-    def _hold(self, exchange: BatchRequest, part: WorkerRequest, error: WorkerDied | None) -> bool:
+    def _hold(self, request: BatchRequest, part: WorkerRequest, error: WorkerDied | None) -> bool:
         """Keep a request until its worker is back, if it is being started again (see `Restarter.hold`)."""
         if self.restarter is None or part.sent is None:
             return False
-        again = partial(self.submit, exchange, part, part.sent)
-        on_reply = part.on_reply or partial(self._on_reply, exchange, part)
-        return self.restarter.hold(part.member.worker, error, again, on_reply)
+        again = partial(self.submit, request, part, part.sent)
+        on_reply = part.on_reply or partial(self._on_reply, request, part)
+        return self.restarter.queue_request(part.member.worker, error, again, on_reply)
 
-    def _on_reply(self, exchange: BatchRequest, part: WorkerRequest, outcome: Frame | SlotError) -> None:
+    # ------------------------------------------------------------ replies
+
+    def _on_reply(self, request: BatchRequest, part: WorkerRequest, outcome: Frame | SlotError) -> None:
         worker = part.member.worker
-        if isinstance(outcome, WorkerDied) and self._hold(exchange, part, outcome):
+        if isinstance(outcome, WorkerDied) and self._hold(request, part, outcome):
             if self._images is not None:
-                self._images.forget_frame(worker, part.request)
-            part.request = None
+                self._images.forget_frame(worker, part.request_id)
+            part.request_id = None
             return
         part.arrived = True
         if isinstance(outcome, SlotError):
-            exchange.fail(part, self._fleet.observations, outcome)
+            request.fail(part, self._worker_pool.observations, outcome)
         elif outcome.kind is Kind.FAILURE:
-            exchange.fail(part, self._fleet.observations, worker.failure(load(outcome.tail)))
+            request.fail(part, self._worker_pool.observations, worker.env_error(load(outcome.payload)))
         else:
-            self._put_down(exchange, part, outcome.tail)
-        if part.parcels:
-            self._receive(part)
-        if exchange.images is not None and self._images is not None:
+            self._store_reply(request, part, outcome.payload)
+        if part.render_updates:
+            self._pass_on_updates(part)
+        if request.images is not None and self._images is not None:
             if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
-                self._images.fail(worker, part.request, exchange.images, part.slots, part.errors[0])
+                self._images.fail(worker, part.request_id, request.images, part.slots, part.errors[0])
             elif self._state_size:
-                self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
+                self._images.draw(request.images, part.slots, request.batch.state[part.start : part.stop])
         if self.episodes is not None:
-            self.episodes.note(exchange, part)
+            self.episodes.note(request, part)
         if self.merger is not None and isinstance(outcome, Frame) and part.sent is not None:
             self.merger.note(part.sent.slots)
         if self.history is not None and isinstance(outcome, Frame):
-            self.history.note(exchange, part)
-        if self._painter is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:
-            part.arrived = False  # not before it is drawn
+            self.history.note(request, part)
+        if self._pixel_renderer is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:
+            part.arrived = False  # until it is drawn
             if self.trace is not None:
-                self.trace.at(part.slots.tolist())
-            self._painter.draw(exchange.batch, part, partial(self._on_painted, exchange, part))
+                self.trace.set_step(part.slots.tolist())
+            self._pixel_renderer.draw(request.batch, part, partial(self._on_drawn, request, part))
             return
-        self._arrive(exchange, part)
+        self._arrive(request, part)
 
-    def _receive(self, part: WorkerRequest) -> None:
-        """Hand on what states of a part need besides to be drawn."""
+    def _pass_on_updates(self, part: WorkerRequest) -> None:
+        """Pass on the data beside their states that images of a part need."""
         start = part.member.start
-        for drawer, what in ((self._images, "render"), (self._painter, "pixels")):
+        for drawer, use in ((self._images, "render"), (self._pixel_renderer, "pixels")):
             if drawer is not None:
-                drawer.update_models([(start + row, parcel) for row, (where, parcel) in part.parcels if where == what])
+                drawer.update_models(
+                    [(start + row, update) for row, (where, update) in part.render_updates if where == use]
+                )
 
-    def _on_painted(self, exchange: BatchRequest, part: WorkerRequest, error: RenderError | None) -> None:
+    def _on_drawn(self, request: BatchRequest, part: WorkerRequest, error: RenderError | None) -> None:
         part.arrived = True
-        if error is not None:  # of slots that have all else
-            failure = part.member.worker.failure_here(
+        if error is not None:  # the slots have the rest of their results
+            failure = part.member.worker.parent_env_error(
                 f"it could not be drawn: {error}", error.slots or part.slots.tolist()
             )
             failure.__cause__ = error
             part.errors = [*part.errors, failure]
-        self._arrive(exchange, part)
+        self._arrive(request, part)
 
-    def _arrive(self, exchange: BatchRequest, part: WorkerRequest) -> None:
-        """All that there is of a part has come."""
-        exchange.open -= 1
-        if not exchange.open and not exchange.done.done():
-            exchange.done.set_result(None)
-        if not exchange.waiting:
-            self._offer(exchange, part)
+    def _arrive(self, request: BatchRequest, part: WorkerRequest) -> None:
+        """Count a part whose reply is in, and whose observations are drawn."""
+        request.open -= 1
+        if not request.open and not request.done.done():
+            request.done.set_result(None)
+        if not request.waiting:
+            self._on_ready(request, part)
 
-    def poll(self, exchange: BatchRequest) -> None:
-        """Before the loop sleeps: its replies may be about to come, while there are CPUs that no worker needs."""
+    def poll(self, request: BatchRequest) -> None:
+        """Poll for the replies to a request for a moment, if there is a CPU that no worker needs."""
         if self.spares_cpu:
-            self._poller.wait(exchange.poll)
+            self._poller.wait(request.poll)
 
-    def _take_in(self, exchange: BatchRequest, part: WorkerRequest, tail: memoryview) -> None:
-        """All that there is to do with a reply to a plain step but to count it."""
-        self._put_down(exchange, part, tail)
+    def _process_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
+        """Process a fast-path reply, except for counting it."""
+        self._store_reply(request, part, payload)
         if self.episodes is not None:
-            self.episodes.note(exchange, part)
+            self.episodes.note(request, part)
         if self.history is not None:
-            self.history.note(exchange, part)
+            self.history.note(request, part)
 
-    def _put_down(self, exchange: BatchRequest, part: WorkerRequest, tail: memoryview) -> None:
-        if exchange.batch.lane == COPIED:
-            exchange.batch.copy_out(part.start, part.slots)
-        if len(tail):
-            self._read_tail(exchange, part, tail)
+    def _store_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
+        if request.batch.shared_batch == COPIED:
+            request.batch.copy_out(part.start, part.slots)
+        if len(payload):
+            self._read_payload(request, part, payload)
 
-    def _read_tail(self, exchange: BatchRequest, part: WorkerRequest, tail: memoryview) -> None:
+    def _read_payload(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
         worker = part.member.worker
         try:
             try:
-                over = read_tail(part, tail)
+                exhausted = read_payload(part, payload)
             except Exception:
-                over = read_what_can_be(part, tail)
+                exhausted = read_partial_payload(part, payload)
         except Exception as exc:
-            error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist())
-            exchange.fail(part, self._fleet.observations, error)
+            error = worker.parent_env_error(
+                f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
+            )
+            request.fail(part, self._worker_pool.observations, error)
             return
-        if over:
-            part.over = over
-            self._table.exhaust(list(over))
-            batch, rows = exchange.batch, part.start + np.searchsorted(part.slots, over)
+        if exhausted:
+            part.exhausted = exhausted
+            self._table.exhaust(list(exhausted))
+            batch, rows = request.batch, part.start + np.searchsorted(part.slots, exhausted)
             rows = rows[~(batch.terminated[rows] | batch.truncated[rows])]  # else the last episode ended just now
             if len(rows):
                 part.columns = [*part.columns, Columns(rows, NO_RESULT, [np.ones(len(rows), np.bool_)])]
 
     def _on_death(self, worker: Worker) -> None:
-        """A worker has ended: it is started again, or its slots can't be used any more."""
+        """Have a worker that has ended started again, or mark its slots as dead."""
         self.listen()
-        self._stale_bell = True
-        error = worker.death()
+        self._stale_wakeups = True
+        error = worker.death_error()
         if self._images is not None:
             self._images.fail_worker(worker, error)
-        if self.restarter is None or not self.restarter.begin(worker, error):
+        if self.restarter is None or not self.restarter.start_restart(worker, error):
             self._fail(error)
 
     def _fail(self, error: WorkerDied) -> None:
-        # what slots had in flight is told by the replies
-        told = (SlotState.IN_FLIGHT, SlotState.READY)
-        if slots := tuple(slot for slot in error.slots if self._table.state(slot) not in told):
+        # slots in flight get the error as their reply
+        reported = (SlotState.IN_FLIGHT, SlotState.READY)
+        if slots := tuple(slot for slot in error.slots if self._table.state(slot) not in reported):
             error.concern(slots)
             self._table.fail(error)
 
 
-def _of_step(part: WorkerRequest, views: list[memoryview], cuts: list[slice], tail: bytes) -> SentRequest:
-    """What a part is sent, of arrays of actions of all parts."""
+def _step_of(part: WorkerRequest, views: list[memoryview], cuts: list[slice], payload: bytes) -> SentRequest:
+    """Make the request of one part of the actions of all parts."""
     fixed: Any = list(map(getitem, views, cuts))
-    return SentRequest(Kind.STEP, fixed, tail, part.slots)
+    return SentRequest(Kind.STEP, fixed, payload, part.slots)

@@ -18,7 +18,7 @@ from aioenv.state.env_state import EnvState
 from aioenv.worker.vector_states import awaits_reset
 
 if TYPE_CHECKING:
-    from aioenv.core.scheduler import RequestScheduler
+    from aioenv.core.backend import Backend
     from aioenv.core.waits import Clock
 
 __all__ = ["EnvCalls", "call_envs", "in_order", "set_attr"]
@@ -28,13 +28,13 @@ class EnvCalls:
     """Calls of the envs of a started vector env; see the methods of `AsyncVectorEnv` of the same names.
 
     Args:
-        scheduler: sends the calls.
+        backend: sends the calls.
         clock: counts how long the caller waits.
         mode: the autoreset mode.
     """
 
-    def __init__(self, scheduler: RequestScheduler, clock: Clock, mode: AutoresetMode) -> None:
-        self._scheduler = scheduler
+    def __init__(self, backend: Backend, clock: Clock, mode: AutoresetMode) -> None:
+        self._backend = backend
         self._clock = clock
         self._mode = mode
 
@@ -43,7 +43,7 @@ class EnvCalls:
     async def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute."""
         with self._clock.envs:
-            return await call_envs(self._scheduler, None, name, args, kwargs)
+            return await call_envs(self._backend, None, name, args, kwargs)
 
     async def call_at(
         self, slots: int | Iterable[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -52,36 +52,36 @@ class EnvCalls:
         if slots is None or isinstance(slots, bool):  # not all, nor 0 or 1
             raise ValueError(f"slots: expected one or more slot numbers, got {slots!r}")
         one = [int(slots)] if isinstance(slots, (int, np.integer)) else None
-        numbers = self._scheduler.table.named(slots if one is None else one)  # type: ignore[arg-type]
+        numbers = self._backend.table.slot_numbers(slots if one is None else one)  # type: ignore[arg-type]
         with self._clock.envs:
-            results = await call_envs(self._scheduler, numbers, name, args, kwargs)
+            results = await call_envs(self._backend, numbers, name, args, kwargs)
         return results[0] if one else in_order(numbers, results)
 
     async def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read an attribute of every env."""
         with self._clock.envs:
-            return await call_envs(self._scheduler, None, name, (), {}, what="get_attr")
+            return await call_envs(self._backend, None, name, (), {}, what="get_attr")
 
     async def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env."""
         with self._clock.envs:
-            await set_attr(self._scheduler, name, values)
+            await set_attr(self._backend, name, values)
 
     # ------------------------------------------------------------ states
 
     async def get_state(self, slots: Iterable[int] | None) -> list[EnvState]:
         """Return the states of envs, in the order in which the slots were named."""
-        numbers = self._scheduler.table.named(slots)
+        numbers = self._backend.table.slot_numbers(slots)
         with self._clock.envs:
-            replies = await self._scheduler.for_each(numbers, "get_state", "get_states", lambda _: ())
+            replies = await self._backend.call_service(numbers, "get_state", "get_states", lambda _: ())
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
         _refuse_misfits(by_slot)
         return [EnvState(*by_slot[slot]) for slot in numbers.tolist()]
 
     async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None) -> None:
         """Bring envs into states that `get_state` gave."""
-        scheduler = self._scheduler
-        numbers = scheduler.table.named(slots)
+        backend = self._backend
+        numbers = backend.table.slot_numbers(slots)
         states = list(states) if isinstance(states, Iterable) else [states]
         if strange := [state for state in states if not isinstance(state, EnvState)]:
             raise TypeError(f"set_state: expected EnvStates, as get_state gives them, got {strange[0]!r}")
@@ -89,18 +89,18 @@ class EnvCalls:
             raise ValueError(f"set_state: got {len(states)} states for {len(numbers)} slots")
         raw = {slot: (s.env_id, s.values, s.arrays) for slot, s in zip(numbers.tolist(), states, strict=True)}
         with self._clock.envs:
-            replies = await scheduler.for_each(
+            replies = await backend.call_service(
                 numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],)
             )
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
         done = {slot: reply for slot, reply in by_slot.items() if not isinstance(reply, str)}
-        scheduler.table.note_states(np.array(list(done), np.int64))
-        if scheduler.episodes is not None:
-            scheduler.episodes.stats.drop(np.array(list(done), np.int64))
+        backend.table.note_states(np.array(list(done), np.int64))
+        if backend.episodes is not None:
+            backend.episodes.stats.drop(np.array(list(done), np.int64))
             if self._mode is AutoresetMode.NEXT_STEP:  # the episode that begins with the reset is a whole one
-                scheduler.episodes.stats.await_resets([slot for slot in done if awaits_reset(raw[slot])])
-        if scheduler.history is not None:
-            scheduler.history.note_states({slot: (raw[slot], checkpoint) for slot, checkpoint in done.items()})
+                backend.episodes.stats.await_resets([slot for slot in done if awaits_reset(raw[slot])])
+        if backend.history is not None:
+            backend.history.note_states({slot: (raw[slot], checkpoint) for slot, checkpoint in done.items()})
         _refuse_misfits(by_slot)
 
     # ------------------------------------------------------------ envs of several actors (see `aioenv.envs`)
@@ -144,7 +144,7 @@ class EnvCalls:
 
     async def _ask(self, name: str) -> tuple[Any, ...]:
         with self._clock.envs:
-            return await self._scheduler.for_each(None, f"{name}()", "call_if_any", lambda _: (name,))
+            return await self._backend.call_service(None, f"{name}()", "call_if_any", lambda _: (name,))
 
 
 def in_order(numbers: npt.NDArray[np.int64], results: Sequence[Any]) -> tuple[Any, ...]:
@@ -160,7 +160,7 @@ def _check_name(what: str, name: Any) -> None:
 
 
 async def call_envs(
-    scheduler: RequestScheduler,
+    backend: Backend,
     slots: Iterable[int] | None,
     name: str,
     args: tuple[Any, ...],
@@ -170,7 +170,7 @@ async def call_envs(
     """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots.
 
     Args:
-        scheduler: sends the call.
+        backend: sends the call.
         slots: slot numbers.
         name: of the method or attribute.
         args: positional arguments of the method.
@@ -181,10 +181,10 @@ async def call_envs(
         TypeError: if the name is no string.
     """
     _check_name(what, name)
-    return await scheduler.for_each(slots, f"{what}({name!r})", "call_envs", lambda _: (name, args, kwargs))
+    return await backend.call_service(slots, f"{what}({name!r})", "call_envs", lambda _: (name, args, kwargs))
 
 
-async def set_attr(scheduler: RequestScheduler, name: str, values: Any) -> None:
+async def set_attr(backend: Backend, name: str, values: Any) -> None:
     """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
 
     Raises:
@@ -192,7 +192,7 @@ async def set_attr(scheduler: RequestScheduler, name: str, values: Any) -> None:
         TypeError: if the name is no string.
     """
     _check_name("set_attr", name)
-    num_envs = scheduler.num_envs
+    num_envs = backend.num_envs
     if not isinstance(values, (list, tuple)):
         values = [values] * num_envs
     if len(values) != num_envs:
@@ -204,7 +204,7 @@ async def set_attr(scheduler: RequestScheduler, name: str, values: Any) -> None:
     def arguments(numbers: list[int]) -> tuple[Any, ...]:
         return name, [values[number] for number in numbers]
 
-    await scheduler.for_each(None, f"set_attr({name!r})", "set_attr", arguments)
+    await backend.call_service(None, f"set_attr({name!r})", "set_attr", arguments)
 
 
 def _refuse_misfits(replies: dict[int, Any]) -> None:

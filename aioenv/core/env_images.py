@@ -14,7 +14,7 @@ from aioenv.rendering.images import stack_images, tile
 from aioenv.rendering.step_images import ImageStream
 
 if TYPE_CHECKING:
-    from aioenv.core.scheduler import RequestScheduler
+    from aioenv.core.backend import Backend
     from aioenv.core.waits import Clock
     from aioenv.rendering.step_images import StepImages
 
@@ -27,7 +27,7 @@ class EnvImages:
     """Images of a started vector env; see `AsyncVectorEnv.render` and `AsyncVectorEnv.render_stream`.
 
     Args:
-        scheduler: calls the envs that draw themselves.
+        backend: calls the envs that draw themselves.
         images: the images that are drawn beside the steps; None: the envs draw when they are asked.
         clock: counts how long the caller waits.
         render_mode: see `AsyncVectorEnv.render_mode`.
@@ -36,14 +36,14 @@ class EnvImages:
 
     def __init__(
         self,
-        scheduler: RequestScheduler,
+        backend: Backend,
         images: StepImages | None,
         clock: Clock,
         *,
         render_mode: str | None,
         one_env: bool,
     ) -> None:
-        self._scheduler = scheduler
+        self._backend = backend
         self._images = images
         self._clock = clock
         self._render_mode = render_mode
@@ -61,7 +61,7 @@ class EnvImages:
         wait = self._clock.images.begin()
         try:
             if self._images is not None:
-                images = await self._images.render(self._scheduler.patience.wait_for_images)
+                images = await self._images.render(self._backend.wait_for_images)
             else:
                 images = stack_images(await self._drawn_by_envs())
         finally:
@@ -70,7 +70,7 @@ class EnvImages:
 
     async def _drawn_by_envs(self) -> tuple[Any, ...]:
         try:
-            return await call_envs(self._scheduler, None, "render", (), {})
+            return await call_envs(self._backend, None, "render", (), {})
         except EnvError as error:
             if self._render_mode is None:
                 error.add_note(f"render: these envs were made without a render_mode: {_DRAWN_BY}")
@@ -81,7 +81,7 @@ class EnvImages:
         check_int("buffer", buffer, 1 << 20)
         if self._images is None:
             raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
-        return ImageStream(self._images, buffer, self._scheduler.patience.wait_for_images)
+        return ImageStream(self._images, buffer, self._backend.wait_for_images)
 
 
 def colours(images: Any) -> npt.NDArray[np.uint8]:

@@ -11,14 +11,14 @@ from aioenv import speedups
 from aioenv.definitions.table import DefinitionTable
 from aioenv.errors import ActionError, SlotError
 from aioenv.ipc.messages import ResetRequest, StepReply, StepRequest, dump, dump_step, load, load_columns, reason_of
-from aioenv.ipc.partial_unpickling import Unreadable, find_unreadable, salvage
+from aioenv.ipc.partial_unpickling import Unreadable, find_unreadable, load_partially
 from aioenv.spaces.infos import ColumnGroup, Columns
 
 if TYPE_CHECKING:
     from aioenv.core.requests import WorkerRequest
     from aioenv.core.worker_pool import WorkerSlots
 
-__all__ = ["compact", "load_reply", "read_tail", "read_what_can_be", "reset_tail", "step_tail"]
+__all__ = ["compact", "load_reply", "read_partial_payload", "read_payload", "reset_payload", "step_payload"]
 
 # Those of requests are made before anything is sent or marked: what they carry may not pickle.
 
@@ -29,13 +29,13 @@ def compact(rows: list[int]) -> Sequence[int]:
     return run if len(run) == len(rows) else tuple(rows)
 
 
-def step_tail(
+def step_payload(
     rows: Sequence[int] | None,
     objects: Sequence[Sequence[Any]],
     given: list[Any] | None = None,
     table: DefinitionTable | None = None,
 ) -> bytes:
-    """The tail of a STEP: which rows (None: all), and actions or parts of them that are no arrays.
+    """The payload of a STEP: which rows (None: all), and actions or parts of them that are no arrays.
 
     Args:
         rows: of the worker.
@@ -54,7 +54,7 @@ def step_tail(
         raise ActionError(f"actions: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
 
-def reset_tail(
+def reset_payload(
     member: WorkerSlots,
     slots: list[int],
     seeds: Sequence[int | None],
@@ -64,7 +64,7 @@ def reset_tail(
     shown: Sequence[int] | None = None,
     each: bool = False,
 ) -> bytes:
-    """The tail of a RESET of some slots of a worker (see `ResetRequest`).
+    """The payload of a RESET of some slots of a worker (see `ResetRequest`).
 
     Raises:
         TypeError: if the options can't be pickled.
@@ -76,20 +76,20 @@ def reset_tail(
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
 
-def load_reply(tail: memoryview) -> StepReply:
+def load_reply(payload: memoryview) -> StepReply:
     """What a worker has said beyond the arrays.
 
     Raises:
         WireError: if it can't be understood.
     """
-    columns = load_columns(tail)
+    columns = load_columns(payload)
     if columns is None:
-        reply: StepReply = load(tail)
+        reply: StepReply = load(payload)
         return reply
     return StepReply([], [ColumnGroup(*group, []) for group in columns], [], [])
 
 
-def read_tail(part: WorkerRequest, tail: memoryview) -> Sequence[int]:
+def read_payload(part: WorkerRequest, payload: memoryview) -> Sequence[int]:
     """Put what a worker has said beyond the arrays into its part: infos, objects, errors.
 
     Returns:
@@ -98,12 +98,12 @@ def read_tail(part: WorkerRequest, tail: memoryview) -> Sequence[int]:
     Raises:
         Exception: if it can't be understood.
     """
-    if speedups.read_columns is not None and (floats := speedups.read_columns(part, tail, Columns)) is not None:
+    if speedups.read_columns is not None and (floats := speedups.read_columns(part, payload, Columns)) is not None:
         part.columns = floats
         return ()
-    columns = load_columns(tail)
+    columns = load_columns(payload)
     if columns is None:
-        return _take(part, load(tail))
+        return _take(part, load(payload))
     part.columns = _unpack(part, [ColumnGroup(*group, []) for group in columns])
     return ()
 
@@ -112,11 +112,11 @@ def _take(part: WorkerRequest, reply: StepReply) -> list[int]:
     member = part.member
     member.schemas.update(reply.schemas)
     part.objects = reply.objects
-    part.errors = [member.worker.failure(failure) for failure in reply.failures]
-    part.beyond = reply.beyond
-    part.parcels = reply.parcels
+    part.errors = [member.worker.env_error(failure) for failure in reply.failures]
+    part.overflow = reply.overflow
+    part.render_updates = reply.render_updates
     part.columns = _unpack(part, reply.infos)
-    return [member.start + row for row in reply.over]
+    return [member.start + row for row in reply.exhausted]
 
 
 def _unpack(part: WorkerRequest, groups: Sequence[ColumnGroup]) -> list[Columns]:
@@ -134,15 +134,15 @@ def _positions(part: WorkerRequest, group_rows: Sequence[int] | None) -> tuple[A
     return np.searchsorted(part.slots, rows + part.member.start) + part.start, len(rows)
 
 
-def read_what_can_be(part: WorkerRequest, tail: memoryview) -> list[int]:
-    """As `read_tail`, which has failed: values that don't unpickle become errors of their slots, which have the rest.
+def read_partial_payload(part: WorkerRequest, payload: memoryview) -> list[int]:
+    """Read a reply of which not all unpickles: such values become errors of their slots, which keep the rest.
 
     Raises:
         Exception: if nothing can be understood.
     """
     member, slots = part.member, part.slots.tolist()
-    plain = load_columns(tail) is not None  # of a sort that was unreadable when it was new
-    reply: StepReply = load_reply(tail) if plain else salvage(tail, (StepReply, ColumnGroup))
+    plain = load_columns(payload) is not None  # of a sort that was unreadable when it was new
+    reply: StepReply = load_reply(payload) if plain else load_partially(payload, (StepReply, ColumnGroup))
     bad: dict[int, list[tuple[str, Unreadable]]] = {}  # by slot: what of it, and why
     for column in reply.objects:
         for row, value in enumerate(column):
@@ -195,7 +195,7 @@ def _readable(part: WorkerRequest, columns: Columns, bad: dict[int, list[tuple[s
 def _unreadable_error(part: WorkerRequest, slot: int, what: list[tuple[str, Unreadable]]) -> SlotError:
     names = ", ".join(name for name, _ in what)
     cause = what[0][1].exc
-    error = part.member.worker.failure_here(
+    error = part.member.worker.parent_env_error(
         f"{names}: pickled in the worker, but does not unpickle in this process: {reason_of(cause)}; the rest of its "
         "result is there. Let envs return what both processes can make: arrays, numbers, strings, lists and dicts",
         [slot],

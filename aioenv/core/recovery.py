@@ -1,36 +1,229 @@
-"""Making a worker that was started again what it was: its slots as they were, or begun anew."""
+"""Recovery of restarted workers: the last state of every slot, and how a new process gets it.
+
+The history is kept only where workers are restarted. It costs a copy of the observations a step, and of the
+checkpoints.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from aioenv.core.history import SlotHistory
-from aioenv.core.stats_merger import StatsMerger
-from aioenv.core.worker_pool import WorkerPool
-from aioenv.process.supervisor import Worker
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["WorkerRecovery"]
+from aioenv.core.requests import BatchRequest, WorkerRequest
+from aioenv.core.worker_pool import WorkerPool, WorkerSlots
+from aioenv.ipc.frames import Kind
+from aioenv.ipc.messages import LostRow, ResetRequest, load, load_step
+
+if TYPE_CHECKING:
+    from aioenv.core.service_calls import StatsMerger
+    from aioenv.process.supervisor import Worker
+
+__all__ = ["SlotHistory", "WorkerRecovery"]
 
 _log = logging.getLogger("aioenv")
 
 
-class WorkerRecovery:
-    """Restores workers of a fleet from what is known of their slots.
+@dataclass(frozen=True, slots=True)
+class StateSet:
+    """In the place of a `SentRequest`: a slot was put into a state."""
+
+    state: Any
+
+
+class SlotHistory:
+    """Last observations and what images of them are drawn from, seeds, operations and checkpoints, by slot.
 
     Args:
-        fleet: the workers.
+        worker_pool: for the layouts.
+        num_envs: how many slots there are.
+        state_size: how many float64 of physics state images of a slot are drawn from; 0 for none.
+        same_step: whether an episode's last step brings the next one's first observation (SAME_STEP).
+    """
+
+    def __init__(self, worker_pool: WorkerPool, num_envs: int, *, state_size: int, same_step: bool) -> None:
+        checkpoint_size = worker_pool.checkpoint_size
+        self._seeds: list[int | None] = [None] * num_envs
+        self._worker_pool = worker_pool
+        self._same_step = same_step
+        self._obs = worker_pool.received.zeros(num_envs)
+        self._objects = worker_pool.received.no_objects(num_envs)
+        self._states = np.zeros((num_envs, state_size))
+        self._ended = np.zeros(num_envs, np.bool_)
+        self._done: npt.NDArray[Any] = np.full(
+            num_envs, None, object
+        )  # what was done last, a `SentRequest` or a `StateSet`
+        self._failed: set[int] = set()  # which must be reset: their envs have raised since they were last known
+        self._before = np.zeros((num_envs, checkpoint_size))
+        self._after = np.zeros((num_envs, checkpoint_size))
+        self._overflow_before: dict[int, bytes] = {}  # what did not fit into these two
+        self._overflow_after: dict[int, bytes] = {}
+        for member, checkpoints in worker_pool.first_checkpoints.items():
+            if checkpoints is not None:
+                self.note_first(member, checkpoints, list(range(member.stop - member.start)))
+
+    def note_seeds(self, seeds: Mapping[int, int | None]) -> None:
+        """Slots are being reset, with these seeds."""
+        for slot, seed in seeds.items():
+            if seed is not None:
+                self._seeds[slot] = seed
+
+    def note_first(self, member: WorkerSlots, checkpoints: Any, rows: list[int]) -> None:
+        """The checkpoints of envs that were just made (see `EnvService.configure`): these rows start from them."""
+        array, overflow = checkpoints[0], dict(checkpoints[1])
+        for row in rows:
+            self._note_after(member.start + row, array[row], overflow.get(row))
+
+    def _note_after(self, slot: int, checkpoint: Any, overflow: bytes | None) -> None:
+        self._after[slot] = checkpoint
+        self._overflow_after.pop(slot, None)
+        if overflow is not None:
+            self._overflow_after[slot] = overflow
+
+    def note_states(self, states: Mapping[int, tuple[Any, Any]]) -> None:
+        """Slots were put into states: by slot, the state and the checkpoint of it."""
+        for slot, (state, checkpoint) in states.items():
+            self._done[slot] = StateSet(state)
+            self._failed.discard(slot)
+            self._ended[slot] = False
+            if checkpoint is not None:
+                self._note_after(slot, *checkpoint)
+
+    def note(self, request: BatchRequest, part: WorkerRequest) -> None:
+        """A reply is in: this is now the last that is known of its slots."""
+        batch, sent, rows = request.batch, part.sent, slice(part.start, part.stop)
+        assert sent is not None
+        slots: Any = part.slots
+        if slots[-1] - slots[0] + 1 == len(slots):
+            slots = slice(int(slots[0]), int(slots[-1]) + 1)
+        for mine, theirs in zip(self._obs, batch.received, strict=True):
+            mine[slots] = theirs[rows]
+        if self._states.shape[1]:
+            self._states[slots] = batch.state[rows]
+        for mine_, theirs_ in zip(self._objects, part.objects, strict=False):
+            for slot, item in zip(part.slots.tolist(), theirs_, strict=True):
+                mine_[slot] = item
+        done: Any = slots if sent.kind is Kind.STEP else sent.slots
+        self._done[done] = sent
+        if self._failed:
+            self._failed.difference_update(sent.slots.tolist())
+        if sent.kind is Kind.STEP:
+            self._ended[slots] = False if self._same_step else batch.terminated[rows] | batch.truncated[rows]
+        else:
+            self._ended[done] = False
+        if self._after.shape[1]:
+            if not self._worker_pool.vectorized:  # which is not told what was before
+                self._before[done] = self._after[done]
+            self._after[slots] = batch.checkpoint[rows]
+            if part.overflow or self._overflow_after or self._overflow_before:
+                self._note_overflow(sent.slots if sent.kind is Kind.RESET else part.slots, part)
+        for error in part.errors:  # what they did can't be done again; they must be reset anyway
+            self._done[list(error.slots)] = None
+            self._failed.update(error.slots)
+
+    def _note_overflow(self, done: npt.NDArray[np.int64], part: WorkerRequest) -> None:
+        for slot in done.tolist():
+            self._overflow_before.pop(slot, None)
+            if (last := self._overflow_after.pop(slot, None)) is not None:
+                self._overflow_before[slot] = last
+        self._overflow_after.update((part.member.start + row, data) for row, data in part.overflow)
+
+    def lost_rows(self, member: WorkerSlots, rows: list[int]) -> list[LostRow]:
+        """What rows of a worker that begin anew are told; none for those that had not begun.
+
+        One that had failed is told its seed alone: it is reset before it is stepped.
+        """
+        observations = list(self._worker_pool.received.rows(self._obs, self._objects))
+        lost = []
+        for row in rows:
+            slot = member.start + row
+            seed = _derive(self._seeds[slot], member.worker.generation)
+            if self._done[slot] is not None:
+                lost.append(LostRow(row, seed, observations[slot], bool(self._ended[slot]), self._state(slot)))
+            elif slot in self._failed and not self._worker_pool.vectorized:
+                lost.append(LostRow(row, seed, None, True, self._state(slot)))
+        return lost
+
+    def last_of_failed(self, member: WorkerSlots) -> list[tuple[int, Any]]:
+        """Rows of a worker that must be reset, and what they observed last, as far as that is known."""
+        slots = [slot for slot in sorted(self._failed) if member.start <= slot < member.stop]
+        if not slots:
+            return []
+        observations = list(self._worker_pool.received.rows(self._obs, self._objects))
+        known = [slot for slot in slots if all(column[slot] is not None for column in self._objects)]
+        return [(slot - member.start, observations[slot]) for slot in known]
+
+    def _state(self, slot: int) -> npt.NDArray[np.float64] | None:
+        return self._states[slot] if self._states.shape[1] else None
+
+    def resumed_rows(self, member: WorkerSlots) -> tuple[Any, ...]:
+        """What a worker's rows that go on are told (see `EnvService.resume`)."""
+        every = range(member.start, member.stop)
+        rows = [slot - member.start for slot in every if self._done[slot] is not None or slot in self._failed]
+        slots = [member.start + row for row in rows]
+        operations = [self._operation(slot, slot - member.start) for slot in slots]
+        overflow = [(self._overflow_before.get(slot), self._overflow_after.get(slot)) for slot in slots]
+        return rows, self._before[slots], operations, self._after[slots], overflow, self._states[slots]
+
+    def resumed_env(self, member: WorkerSlots) -> tuple[list[int], Any, list[bytes | None], list[Any], list[Any]]:
+        """What a worker whose slots are one vector env is told (see `VectorService.resume`)."""
+        slots = slice(member.start, member.stop)
+        rows = [row for row in range(member.stop - member.start) if self._done[member.start + row] is not None]
+        overflow = [self._overflow_after.get(slot) for slot in range(member.start, member.stop)]
+        objects = [column[slots] for column in self._objects]
+        return rows, self._after[slots], overflow, [array[slots] for array in self._obs], objects
+
+    def _operation(self, slot: int, row: int) -> tuple[Any, ...] | None:
+        """What was done to a slot last, as `EnvService.resume` takes it; None if it has failed since."""
+        sent = self._done[slot]
+        if sent is None:
+            return None
+        if isinstance(sent, StateSet):
+            return "set_state", sent.state
+        if sent.kind is Kind.RESET:
+            request: ResetRequest = load(sent.payload)
+            return "reset", request.seeds[request.rows.index(row)], request.options
+        _, objects, given = load_step(sent.payload)
+        slots = sent.slots.tolist()
+        index = slots.index(slot)
+        if given is not None:
+            return "step", given[index]
+        actions = self._worker_pool.actions
+        arrays = actions.split(b"".join(sent.fixed), len(slots), sent.shared)
+        return "step", actions.rows(arrays, objects or ())[index]
+
+
+def _derive(seed: int | None, generation: int) -> int | None:
+    """A seed for an episode after a restart."""
+    if seed is None:
+        return None
+    # some engines take no more than 31 bits, and a vector env adds its slots
+    return int(np.random.SeedSequence([seed, generation]).generate_state(1)[0]) >> 2
+
+
+class WorkerRecovery:
+    """Restores workers of a worker_pool from what is known of their slots.
+
+    Args:
+        worker_pool: the workers.
         history: what is known.
         merger: of the statistics that the envs share, if there are any.
         resume: whether slots go on where they were, if that can be.
     """
 
-    def __init__(self, fleet: WorkerPool, history: SlotHistory, merger: StatsMerger | None, *, resume: bool) -> None:
-        self._fleet = fleet
+    def __init__(
+        self, worker_pool: WorkerPool, history: SlotHistory, merger: StatsMerger | None, *, resume: bool
+    ) -> None:
+        self._worker_pool = worker_pool
         self._history = history
         self._merger = merger
         self._resume = resume
-        self._members = {member.worker: member for member in fleet.members}
+        self._members = {member.worker: member for member in worker_pool.members}
 
     async def restore(self, worker: Worker) -> None:
         """Tell a new process what the one before it knew.
@@ -39,15 +232,15 @@ class WorkerRecovery:
             WorkerDied, EnvError: if it ends, or fails.
         """
         member = self._members[worker]
-        first = await self._fleet.configure_worker(worker)
+        first = await self._worker_pool.configure_worker(worker)
         if self._merger is not None:
             await self._merger.catch_up(worker, resumed=self._resume)
-        if self._fleet.model_fields is not None:
-            await self._fleet.model_fields.restore(worker)
+        if self._worker_pool.model_fields is not None:
+            await self._worker_pool.model_fields.restore(worker)
         every = range(member.stop - member.start)
         lost = list(every)
         if self._resume:
-            vectorized, history = self._fleet.vectorized, self._history
+            vectorized, history = self._worker_pool.vectorized, self._history
             rows, *known = history.resumed_env(member) if vectorized else history.resumed_rows(member)
             differences = await worker.call("resume", rows, *known)
             found = {row: text for row, text in zip(rows, differences, strict=True) if text is not None}
@@ -60,5 +253,5 @@ class WorkerRecovery:
                 self._history.note_first(member, first, [row for row in every if row not in rows])
         if lost_rows := self._history.lost_rows(member, lost):
             await worker.call("reset_lost_rows", lost_rows)
-        if not self._fleet.vectorized and (failed := self._history.last_of_failed(member)):
+        if not self._worker_pool.vectorized and (failed := self._history.last_of_failed(member)):
             await worker.call("keep_observations", failed)

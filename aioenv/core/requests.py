@@ -1,4 +1,4 @@
-"""Batches and exchanges: the arrays that replies are read into, and who waits for which replies."""
+"""Requests to workers: the arrays that replies are read into, one worker's share, and the pool that reuses them."""
 
 from __future__ import annotations
 
@@ -24,39 +24,48 @@ if TYPE_CHECKING:
     from aioenv.core.worker_pool import WorkerSlots
     from aioenv.rendering.image_memory import ImageBuffer
 
-__all__ = ["KEPT", "TURNS", "Batch", "BatchRequest", "BatchRequestPool", "SentRequest", "WorkerRequest"]
+__all__ = [
+    "BATCHES_IN_TURN",
+    "BATCHES_KEPT",
+    "Batch",
+    "BatchRequest",
+    "BatchRequestPool",
+    "SentRequest",
+    "WorkerRequest",
+    "as_index",
+]
 
-# How many batches there are with copy=False; and how many are kept for when the caller has let go of them: one is
-# with the caller, one in flight, one ready for the next step, and one more for whoever looks back a step.
-TURNS, KEPT = 2, 4
-# Without a GIL reference counts say nothing: then every step gets arrays of its own.
+# With copy=False two batches are used in turn. Otherwise at most four are kept for reuse: one that the caller has, one
+# in flight, one that is ready for the next step, and one more for a caller that looks back a step.
+BATCHES_IN_TURN, BATCHES_KEPT = 2, 4
+# Without a GIL reference counts are not exact: then every step gets new arrays.
 _COUNTABLE = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 class SentRequest:
-    """A request, as it went to one worker.
+    """A request as it was sent to one worker.
 
     Attributes:
         kind: STEP or RESET.
-        fixed: arrays of actions, but for those in shared memory.
-        tail: what varies in length.
-        slots: those that it steps or resets, in the order of the request.
+        fixed: arrays of actions, except those in shared memory.
+        payload: the part whose length varies.
+        slots: the slots that it steps or resets, in the order of the request.
         shared: the arrays of actions that go into shared memory, by number of leaf.
     """
 
-    __slots__ = ("fixed", "kind", "shared", "slots", "tail")
+    __slots__ = ("fixed", "kind", "payload", "shared", "slots")
 
     def __init__(
         self,
         kind: Kind,
         fixed: Sequence[Buffer],
-        tail: bytes,
+        payload: bytes,
         slots: npt.NDArray[np.int64],
         shared: Mapping[int, npt.NDArray[Any]] | None = None,
     ) -> None:
         self.kind = kind
         self.fixed = fixed
-        self.tail = tail
+        self.payload = payload
         self.slots = slots
         self.shared = shared
 
@@ -65,21 +74,22 @@ class Batch:
     """Arrays for the results of n rows.
 
     Args:
-        layout: of the observations.
-        n: how many rows.
-        state_size, checkpoint_size: of one row, in float64.
-        shared: the arrays of the lane of shared memory that the workers write into, by number of leaf.
-        lane: the number of that lane. What they write into `COPIED` is copied from there, other lanes are the arrays.
-        instead: leaves, by number, in whose place workers send something else, and what that is: the parent draws it.
-        image_buffer: what its images are drawn into; None if there is nothing to draw.
+        layout: the layout of the observations.
+        n: the number of rows.
+        state_size, checkpoint_size: float64 numbers of one row.
+        shared: the arrays of the shared batch that the workers write into, by number of leaf.
+        shared_batch: the number of that shared batch. Results in `COPIED` are copied from there; the arrays of others
+            are used directly.
+        replaced: the leaves, by number, in whose place workers send another one, which the parent draws from.
+        image_buffer: the memory that these are drawn into; None if nothing is drawn.
 
     Attributes:
-        obs: the observations' array leaves, each `(n, *shape)`.
-        received: what is read into: the same, but for those `instead`.
+        obs: the array leaves of the observations, each `(n, *shape)`.
+        received: the arrays that replies are read into: `obs`, except for `replaced` leaves.
         reward: float64 `(n,)`; `terminated`, `truncated`: bool `(n,)`.
         state: float64 `(n, state_size)`, the physics state for images.
-        checkpoint: float64 `(n, checkpoint_size)`, what a slot is resumed from.
-        lane, image_buffer: as given.
+        checkpoint: float64 `(n, checkpoint_size)`, from which a slot is resumed.
+        shared_batch, image_buffer: as given.
     """
 
     def __init__(
@@ -89,21 +99,21 @@ class Batch:
         state_size: int,
         checkpoint_size: int,
         shared: Mapping[int, npt.NDArray[Any]],
-        lane: int,
-        instead: Mapping[int, Leaf],
+        shared_batch: int,
+        replaced: Mapping[int, Leaf],
         image_buffer: ImageBuffer | None = None,
     ) -> None:
-        self.lane = lane
+        self.shared_batch = shared_batch
         self.image_buffer = image_buffer
-        self.obs = layout.empty(n, instead if lane == COPIED else {**shared, **instead})
+        self.obs = layout.empty(n, replaced if shared_batch == COPIED else {**shared, **replaced})
         self._copies: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
         for number, array in shared.items():
-            if lane == COPIED:
+            if shared_batch == COPIED:
                 self._copies.append((self.obs[number], array))
             else:
-                self.obs[number] = array  # itself: views of a view would not count as references to that
+                self.obs[number] = array  # not a view of it: views of a view don't count as references to that
         self.received = list(self.obs)
-        for number, leaf in instead.items():
+        for number, leaf in replaced.items():
             self.received[number] = np.empty((n, *leaf.shape), leaf.dtype)
             assert image_buffer is not None
             self.obs[number] = image_buffer.images.rgb
@@ -115,11 +125,11 @@ class Batch:
         flags = [self.reward, self.terminated, self.truncated]
         state = [array for array in (self.state, self.checkpoint) if array.shape[1]]
         framed = [array for number, array in enumerate(self.received) if number not in shared]
-        # one view of bytes for each array, and how many bytes a row is: a worker's share is a slice
+        # one view of bytes for each array, and the bytes of a row: the rows of a worker are a slice
         self._reset_views = [(byte_view(array), array.nbytes // n) for array in (*framed, *state)]
         obs, rest = self._reset_views[: len(framed)], self._reset_views[len(framed) :]
         self._step_views = [*obs, *((byte_view(array), array.itemsize) for array in flags), *rest]
-        self._arrays = (*self.obs, *flags, *state)  # nobody is given what was received
+        self._arrays = (*self.obs, *flags, *state)  # all that callers may hold
         self._when_unused: list[int] = []
 
     def _references(self) -> list[int]:
@@ -127,30 +137,30 @@ class Batch:
 
     @property
     def unused(self) -> bool:
-        """Whether nobody but the batch itself has its arrays, or views of them, any more."""
+        """Whether nothing but the batch itself refers to its arrays, or to views of them."""
         return _COUNTABLE and self._references() == self._when_unused
 
     def note_unused(self) -> None:
-        """To be called once, when nobody else has seen the arrays."""
+        """Count the references to the arrays; call it once, before they are handed out."""
         self._when_unused = self._references()
 
     def rows(self, start: int, stop: int, *, stepped: bool) -> list[memoryview]:
-        """The memory that the reply for rows start to stop is read into, in the order of the wire."""
+        """Return the memory that the reply for rows start to stop is read into, in the order of the frame."""
         views = self._step_views if stepped else self._reset_views
         return [view[start * size : stop * size] for view, size in views]
 
     @property
     def copies(self) -> bool:
-        """Whether there is something to `copy_out`."""
+        """Whether `copy_out` has anything to copy."""
         return bool(self._copies)
 
     def copy_out(self, start: int, slots: Any) -> None:
-        """Copy what the workers of `slots` have written into the lane `COPIED`, from row `start` on."""
+        """Copy the results of `slots` from the shared batch `COPIED` to the rows from `start` on."""
         for mine, theirs in self._copies:
             mine[start : start + len(slots)] = theirs[slots]
 
     def clear(self, start: int, stop: int) -> None:
-        """Reward 0 and flags False: what a failed row, or one that was only reset, has."""
+        """Set reward 0 and flags False, as in rows that failed or were only reset."""
         self.reward[start:stop] = 0
         self.terminated[start:stop] = False
         self.truncated[start:stop] = False
@@ -158,45 +168,45 @@ class Batch:
 
 @read_by_c
 class WorkerRequest:
-    """One worker's share of an exchange, and what came back.
+    """One worker's part of a `BatchRequest`, and its reply.
 
     Args:
         member: the worker.
         slots: int64 `(k,)`, ascending.
-        start: where its k rows begin in the batch.
-        batch: where they are read into.
+        start: the row of the batch at which its k rows begin.
+        batch: the arrays that they are read into.
 
     Attributes:
-        stop: where its rows end.
+        stop: the row at which its rows end.
         into: the memory that replies are read into, after a step and after a reset.
-        on_reply: what takes its reply, if that is the same each time.
-        express: what awaits the reply to a step, if nothing but counting it need be done; None if there is more.
-        columns: info columns, with positions in the batch.
-        objects: the observations' object leaves, each of k objects.
+        on_reply: handles its reply, where that is the same function for each step.
+        fast_reply: the `PendingReply` of a step whose reply needs only to be counted; None if there is more to do.
+        columns: columns of infos, with positions in the batch.
+        objects: the object leaves of the observations, each of k objects.
         errors: what went wrong.
-        over: slots whose envs have no further episode.
-        sent: what was sent; None before.
-        request: the id of that; None while nothing is in flight.
+        exhausted: the slots whose envs have no further episode.
+        sent: the request as it was sent; None before.
+        request_id: the id of that; None while nothing is in flight.
         arrived: whether its reply is in.
-        beyond: rows of the worker, and what did not fit into their checkpoints.
-        parcels: rows of the worker, and what images of them need besides their states.
-        untaken: those of its rows that nobody has taken yet; None until it is ready for `recv`.
+        overflow: rows of the worker, and the bytes that did not fit into their checkpoints.
+        render_updates: rows of the worker, and data beside their states that images of them need.
+        untaken: those of its rows that `recv` has not taken; None until they are ready for it.
     """
 
     __slots__ = (
-        "arrived", "beyond", "columns", "errors", "express", "into", "member", "objects", "on_reply", "over", "parcels",
-        "request", "sent", "slots", "start", "stop", "untaken",
+        "arrived", "columns", "errors", "exhausted", "fast_reply", "into", "member", "objects", "on_reply", "overflow",
+        "render_updates", "request_id", "sent", "slots", "start", "stop", "untaken",
     )  # fmt: skip
 
-    # as `BatchRequest.begin` sets them
+    # set by `BatchRequest.reset`
     columns: Sequence[Columns]
     objects: Sequence[Sequence[Any]]
     errors: Sequence[SlotError]
-    over: Sequence[int]
-    beyond: Sequence[tuple[int, bytes]]
-    parcels: Sequence[tuple[int, Any]]
+    exhausted: Sequence[int]
+    overflow: Sequence[tuple[int, bytes]]
+    render_updates: Sequence[tuple[int, Any]]
     sent: SentRequest | None
-    request: int | None
+    request_id: int | None
     arrived: bool
     untaken: list[int] | None
 
@@ -207,23 +217,23 @@ class WorkerRequest:
         self.stop = start + len(slots)
         self.into = batch.rows(start, self.stop, stepped=True), batch.rows(start, self.stop, stepped=False)
         self.on_reply: OnReply | None = None
-        self.express: PendingReply | None = None
+        self.fast_reply: PendingReply | None = None
 
 
 @read_by_c
 class BatchRequest:
-    """A request to one or more workers, and its replies.
+    """A step or reset of slots of one or more workers, and the replies.
 
     Attributes:
-        batch: where the results are.
+        batch: the arrays of the results.
         parts: one a worker.
-        stepped: whether it is a step (else a reset).
-        waiting: whether somebody awaits the whole; otherwise its parts are ready one by one, for `recv`.
-        looks: whether it asks nothing of the envs, so that its replies are of no use to `recv`.
-        open: how many replies have yet to come.
+        stepped: whether it is a step; otherwise it is a reset.
+        waiting: whether a caller awaits all of it; otherwise its parts are ready for `recv` one by one.
+        looks: whether it only asks for observations, so that its replies are of no use to `recv`.
+        open: the number of replies that are not in.
         done: resolved when the last reply is in.
-        images: of its slots, if images are drawn.
-        idle: whether it is over: its results have been given to whoever wanted them.
+        images: the images of its slots, if images are drawn.
+        idle: whether its results were handed out or dropped, so that it can be used again.
     """
 
     def __init__(self, batch: Batch, parts: list[WorkerRequest], loop: asyncio.AbstractEventLoop) -> None:
@@ -232,8 +242,8 @@ class BatchRequest:
         self._loop = loop
         self.idle = True
 
-    def begin(self, *, stepped: bool, waiting: bool) -> None:
-        """Be as new, parts included."""
+    def reset(self, *, stepped: bool, waiting: bool) -> None:
+        """Forget the last replies, so that the request can be sent."""
         self.stepped = stepped
         self.waiting = waiting
         self.looks = False
@@ -241,18 +251,23 @@ class BatchRequest:
         self.done: asyncio.Future[None] = self._loop.create_future()
         self.images: Any = None
         for part in self.parts:
-            part.columns = part.objects = part.errors = part.over = part.beyond = part.parcels = ()
-            part.sent = part.request = part.untaken = None
+            part.columns = part.objects = part.errors = part.exhausted = part.overflow = part.render_updates = ()
+            part.sent = part.request_id = part.untaken = None
             part.arrived = False
         self.idle = False
 
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:
-        """Those of all parts, one for each row of the batch."""
+        """The slots of all parts, one for each row of the batch."""
         return np.concatenate([part.slots for part in self.parts])
 
+    @cached_property
+    def index(self) -> npt.NDArray[np.int64] | slice:
+        """The slots as an index of arrays with one element a slot: a slice where that is possible, which is faster."""
+        return as_index(self.slots)
+
     def fail(self, part: WorkerRequest, layout: Layout, error: SlotError) -> None:
-        """A part has no result: its rows are zero, and all its slots have this error."""
+        """Give a part an error in place of a result: its rows are zero, and the error is of all its slots."""
         self.batch.clear(part.start, part.stop)
         for array in self.batch.obs:
             array[part.start : part.stop] = 0
@@ -261,7 +276,7 @@ class BatchRequest:
         part.errors = [error]
 
     def poll(self) -> bool:
-        """Take replies that have come already; whether all are in."""
+        """Read replies that have come already, and return whether all are in."""
         for part in self.parts:
             # never a worker whose reply is being handled: its channel is not re-entrant
             if not part.arrived:
@@ -269,50 +284,87 @@ class BatchRequest:
         return self.open == 0
 
     def errors(self) -> list[SlotError]:
-        """What went wrong."""
+        """Return the errors of all parts."""
         return [error for part in self.parts for error in part.errors]
+
+    def columns(self) -> list[Columns]:
+        """Return the columns of infos of all parts."""
+        columns: list[Columns] = []
+        for part in self.parts:
+            columns += part.columns
+        return columns
+
+    def objects(self, layout: Layout) -> list[list[Any]]:
+        """Return the object leaves of the observations of all rows."""
+        objects: list[list[Any]] = layout.no_objects(len(self.batch.reward))
+        for part in self.parts:
+            for column, items in zip(objects, part.objects, strict=False):
+                column[part.start : part.stop] = items
+        return objects
+
+
+def as_index(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | slice:
+    """Return slots as a slice if they are successive and ascending, else as they are."""
+    first, stop = int(slots[0]), int(slots[-1]) + 1
+    return slice(first, stop) if stop - first == len(slots) else slots
 
 
 class BatchRequestPool:
-    """Exchanges with all workers, and their batches, used again and again: a step allocates next to nothing.
+    """The requests of one group of slots, used again and again: a step allocates next to nothing.
 
     Args:
-        make: makes an exchange whose batch is on a lane of shared memory (of which `COPIED` takes any number).
-        in_turn: whether two are used in turn, whoever still looks at their arrays (copy=False); else one is used
-            again when nobody has its arrays any more.
+        make: makes a request; it gets the number of its shared batch, `COPIED` for one that is used only once.
+        in_turn: whether two requests are used in turn, even if callers still hold their arrays (copy=False). Otherwise
+            a request is used again when nothing refers to its arrays any more.
     """
 
     def __init__(self, make: Callable[[int], BatchRequest], *, in_turn: bool) -> None:
         self._make = make
         self._in_turn = in_turn
-        self._most = TURNS if in_turn else KEPT
+        self._most = BATCHES_IN_TURN if in_turn else BATCHES_KEPT
         self._kept: list[BatchRequest] = []
         self._turn = 0
+        self._next: BatchRequest | None = None
 
-    def take(self) -> BatchRequest:
-        """One for the next step or reset."""
+    def acquire(self) -> BatchRequest:
+        """Return a request that can be sent: the one that was prepared, if there is one."""
+        request, self._next = self._next, None
+        return request if request is not None else self._ready()
+
+    def prepare(self) -> None:
+        """Have the next request ready: while the workers are busy, rather than when they wait for it."""
+        if self._next is None:
+            self._next = self._ready()
+
+    def _ready(self) -> BatchRequest:
+        request = self._find()
+        request.reset(stepped=True, waiting=True)
+        return request
+
+    def _find(self) -> BatchRequest:
         kept = self._kept
         if self._in_turn:
             turn = self._turn
-            self._turn = (turn + 1) % TURNS
-            if len(kept) == TURNS:
-                exchange = kept[turn]
+            self._turn = (turn + 1) % BATCHES_IN_TURN
+            if len(kept) == BATCHES_IN_TURN:
+                request = kept[turn]
                 # else a cancelled step is still being read into it
-                return exchange if exchange.idle else self._make(COPIED)
+                return request if request.idle else self._make(COPIED)
         else:
-            for exchange in kept:
-                if exchange.idle and exchange.batch.unused:
-                    return exchange
+            for request in kept:
+                if request.idle and request.batch.unused:
+                    return request
         if len(kept) == self._most:
             return self._make(COPIED)
-        exchange = self._make(len(kept) + 1)
-        exchange.batch.note_unused()
-        kept.append(exchange)
-        return exchange
+        request = self._make(len(kept) + 1)
+        request.batch.note_unused()
+        kept.append(request)
+        return request
 
     def clear(self) -> None:
-        """Let go of all, so that their memory goes with its last user, not with a later garbage collection."""
+        """Release all requests, so that their memory goes with its last user, not with a later garbage collection."""
         kept, self._kept = self._kept, []
-        for exchange in kept:
-            for part in exchange.parts:
-                part.on_reply = part.express = None
+        self._next = None
+        for request in kept:
+            for part in request.parts:
+                part.on_reply = part.fast_reply = None

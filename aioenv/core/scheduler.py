@@ -1,84 +1,99 @@
-"""The heart: requests go out to workers, replies come into batches, and results go to who waits for them.
+"""The backend over worker processes: sends requests, waits for the replies, and hands out results.
 
-Whole batches are here; what is asked of some slots, and taken by whoever is first, in `some_slots.py`.
+`step` and `reset` ask all slots and await the whole batch; `send` asks some slots, whose results `recv` takes as they
+come. Both are requests of a group of slots (`groups.py`), which the dispatcher sends to the workers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from math import prod
-from operator import getitem
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from aioenv.core.active_slots import ActiveSlots
 from aioenv.core.dispatcher import Dispatcher
-from aioenv.core.payloads import reset_tail, step_tail
+from aioenv.core.groups import RememberedState, WorkerGroup, WorkerRolloutBackend
+from aioenv.core.payloads import reset_payload
 from aioenv.core.pixel_renderer import PixelRenderer
-from aioenv.core.requests import BatchRequest, BatchRequestPool, SentRequest
-from aioenv.core.results import ResetResult, SlotStep, StepResult
+from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
+from aioenv.core.results import Ready, ResetResult, StepResult, collect_ready
+from aioenv.core.service_calls import StatsMerger, call_workers
 from aioenv.core.slots import SlotState, SlotTable
-from aioenv.core.some_slots import Seeds, SomeSlots
 from aioenv.core.timeouts import ReplyTimeouts
-from aioenv.core.worker_calls import call_workers
-from aioenv.core.worker_pool import WorkerPool, WorkerSlots
-from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning, warn_caller
+from aioenv.core.worker_pool import WorkerPool
+from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout, warn_caller
 from aioenv.ipc.frames import Kind, new_tuple
 from aioenv.process.restart import RestartPolicy
+from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.rendering.step_images import StepImages
-from aioenv.spaces.infos import Columns, merge_infos
-from aioenv.spaces.layout import byte_view
+from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.seeding import is_seed_list
+from aioenv.spaces.shared_layout import COPIED
+from aioenv.worker.vector_access import refuse_some
 
-__all__ = ["RequestScheduler"]
+if TYPE_CHECKING:
+    from aioenv.core.episode_tracker import EpisodeTracker
+    from aioenv.core.recovery import SlotHistory
+    from aioenv.process.restart import Restarter
+    from aioenv.tracing.timeline import Trace
+
+__all__ = ["RequestScheduler", "Seeds"]
 
 _log = logging.getLogger("aioenv")
 
-# Steps whose replies come while we poll don't wait for the loop; others have their turn at least so often, in seconds.
+# Steps whose replies come while we poll don't wait for the loop; other tasks have their turn at least so often, in
+# seconds.
 _TURN_S = 200e-6
 _STALE = (
     "with copy=False results are valid until the second next step, which is now; an array of one, or a view of it, is "
     "still in use: copy what you keep, or let copy be True"
 )
 
-Result = TypeVar("Result", StepResult, ResetResult, SlotStep)
+Slots = npt.NDArray[np.int64]
+Seeds = Sequence[int | None]
+Result = TypeVar("Result")
 
 
-class RequestScheduler(SomeSlots):
-    """Steps and resets of a started fleet.
+class RequestScheduler:
+    """Steps and resets the envs of started workers (see `Backend`).
 
     Args:
-        fleet: started and configured workers.
-        images: where states and late renders go; None if nobody wants images.
-        state_size: how many float64 of physics state come with each row.
+        worker_pool: started and configured workers.
+        images: takes states and images; None if no images are drawn.
+        state_size: float64 numbers of physics state that come with each row.
         mode: the autoreset mode.
-        must_reset: whether a slot whose episode is over may not be stepped.
+        must_reset: whether a slot whose episode has ended must be reset before it is stepped.
         copy: whether results are new arrays, or views into two batches that are used in turn.
-        timeout_s: how long any wait for replies may last, in seconds; None for ever.
-        on_timeout: what becomes of workers that let it pass: "raise", "kill" or "restart".
+        timeout_s: how long any wait for replies may last, in seconds; None for no limit.
+        on_timeout: what happens to workers that exceed it: "raise", "kill" or "restart".
         restart: whether and how workers that died are started again.
-        painter: draws the images of observations, if there are any and the workers don't.
+        pixel_renderer: draws observations that are images; None if there are none, or the workers draw them.
 
     Attributes:
-        num_envs: how many slots there are.
-        table: their states.
-        images, loop: as given, and the one that runs.
-        dispatch: sends requests and takes in replies.
-        patience: waits for them.
-        restarter: who starts workers again; None if nobody does. history: what they go on from.
-        episodes: counts episodes; None: nobody does.
-        merge_infos: makes one info dict of the columns of a batch, of so many rows.
-        needs_replies_only: whether a step ever needs more of the loop than the workers' replies.
+        num_envs: the number of slots.
+        table: the states of the slots.
+        worker_pool, images, copy: as given.
+        loop: the running event loop.
+        actions, observations, single_action_space, single_observation_space: see `Backend`.
+        dispatcher: sends requests and reads replies.
+        timeouts: waits for replies.
+        restarter: starts workers again; None if none are. history: the data from which they go on.
+        episodes: counts episodes; None if they are not counted.
+        merge_infos: makes one info dict of the columns of a batch, and the number of its rows.
+        needs_replies_only: whether a step needs nothing of the loop but the workers' replies.
+        remembered: the state in which the last rollout left the slots.
+        closing: whether the vector env was closed.
     """
 
     def __init__(
         self,
-        fleet: WorkerPool,
+        worker_pool: WorkerPool,
         images: StepImages | None,
         *,
         state_size: int,
@@ -88,126 +103,104 @@ class RequestScheduler(SomeSlots):
         timeout_s: float | None,
         on_timeout: str = "raise",
         restart: RestartPolicy | None = None,
-        painter: PixelRenderer | None = None,
+        pixel_renderer: PixelRenderer | None = None,
     ) -> None:
-        self.fleet = fleet
+        self.worker_pool = worker_pool
         self.images = images
-        self.num_envs = fleet.members[-1].stop
+        self.num_envs = worker_pool.members[-1].stop
+        self.actions = worker_pool.actions
+        self.observations = worker_pool.observations
+        self.single_action_space = worker_pool.single_action_space
+        self.single_observation_space = worker_pool.single_observation_space
         self.loop = asyncio.get_running_loop()
-        self._copy = copy
-        self._abandoned = []
-        self._ready = []
-        self._arrival = asyncio.Event()
-        self._wanted = []
+        self.copy = copy
         self.closing = False
         self.merge_infos = merge_infos
+        self._abandoned: list[BatchRequest] = []  # cancelled or timed out: their results wait for `recv`
+        self._ready: list[tuple[BatchRequest, WorkerRequest]] = []
+        self._arrival = asyncio.Event()
+        self._wanted: list[int] = []  # the numbers of ready slots that calls of `recv` wait for
+        self._observing: BatchRequest | None = None  # the last request of `ask_observations`
         self._all_slots = np.arange(self.num_envs)
-        self._must_reset = must_reset
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
-        self.dispatch = Dispatcher(
-            fleet,
+        self.dispatcher = Dispatcher(
+            worker_pool,
             images,
             self.table,
             state_size=state_size,
             mode=mode,
             restart=restart,
-            painter=painter,
-            offer=self._offer,
+            pixel_renderer=pixel_renderer,
+            on_ready=self._note_ready,
         )
-        self.history = self.dispatch.history
-        self.restarter = self.dispatch.restarter
-        self.episodes = self.dispatch.episodes
-        self.merger = self.dispatch.merger
-        waitable = all(member.worker.waitable is not None for member in fleet.members)
-        self.needs_replies_only = waitable and not (images or painter or self.merger)
-        self._cuts = _cuts(fleet, self.dispatch.shared_actions)
-        self._exchanges = BatchRequestPool(self.dispatch.whole, in_turn=not copy)
-        self.patience = ReplyTimeouts(fleet, timeout_s, on_timeout, self.restarter)
+        self.merger = self.dispatcher.merger
+        waitable = all(member.worker.poll_fd is not None for member in worker_pool.members)
+        self.needs_replies_only = waitable and not (images or pixel_renderer or self.merger)
+        self.timeouts = ReplyTimeouts(worker_pool, timeout_s, on_timeout, self.restarter)
         if self.merger is not None:
-            self.merger.patience = self.patience
-        self._next = self._prepare()
+            self.merger.timeouts = self.timeouts
+        self.remembered = RememberedState()
+        self._active_slots: ActiveSlots | None = None
+        self._everyone = WorkerGroup(self, np.arange(self.num_envs), whole=True)
+
+    @property
+    def history(self) -> SlotHistory | None:
+        """The data from which slots are resumed in another process; None where workers are not restarted."""
+        return self.dispatcher.history
+
+    @property
+    def restarter(self) -> Restarter | None:
+        """Starts workers again; None if none are."""
+        return self.dispatcher.restarter
+
+    @property
+    def episodes(self) -> EpisodeTracker | None:
+        """Counts episodes; None if they are not counted."""
+        return self.dispatcher.episodes
 
     # ------------------------------------------------------------ whole batches
 
     async def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
-        """Step all slots (see `AsyncVectorEnv.step`).
+        """Step all slots that are not paused (see `AsyncVectorEnv.step`).
 
         Args:
             actions: a batch of actions.
-            given: `actions` is a list of one action a slot instead, which its env gets as it is.
-            timeout_s: instead of the one for all calls.
+            given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
+            timeout_s: in place of the limit of all calls.
         """
-        exchange = await self.send_step(actions, given=given, timeout_s=timeout_s)
-        return await self.outcome(exchange, self._step_result, timeout_s)
+        if self.table.paused is not None and not given:
+            return await self._active().step(actions, timeout_s)
+        request = await self.send_step(actions, given=given, timeout_s=timeout_s)
+        return await self.outcome(request, self._step_result, timeout_s)
 
     async def send_step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> BatchRequest:
-        """Send a step, once what was abandoned is drained; otherwise as `begin_step`."""
-        taken = self._take_apart(actions, given)
+        """Drain abandoned requests, then send a step; otherwise as `submit_step`."""
+        arrays, objects = ([], []) if given else self.actions.take_apart(actions, self.num_envs)
         if self._abandoned:
             await self.drain(timeout_s)
-        return self._send_step(*taken)
+        return self._everyone.step(arrays, objects, "step", given=actions if given else None)
 
-    def begin_step(self, actions: Any, *, given: bool = False) -> BatchRequest:
-        """Send a step of all slots, if `steps_here`; `step_outcome` or `step_result` gives what comes of it.
+    def submit_step(self, actions: Any, *, given: bool = False) -> BatchRequest:
+        """Send a step of all slots, if `can_submit_step`; `step_outcome` or `step_result` gives its result.
 
         Args, Raises: as `step`.
         """
-        return self._send_step(*self._take_apart(actions, given))
+        arrays, objects = ([], []) if given else self.actions.take_apart(actions, self.num_envs)
+        return self._everyone.step(arrays, objects, "step", given=actions if given else None)
 
     @property
-    def steps_here(self) -> bool:
-        """Whether a step needs no more of the loop now."""
+    def can_submit_step(self) -> bool:
+        """Whether a step can be sent, and its replies read, without the loop."""
         return self.needs_replies_only and not (self._abandoned or self.closing or self.table.paused is not None)
 
-    async def step_outcome(self, exchange: BatchRequest, timeout_s: float | None) -> StepResult:
+    async def step_outcome(self, request: BatchRequest, timeout_s: float | None) -> StepResult:
         """Wait for a step that was sent; otherwise as `step`."""
-        return await self.outcome(exchange, self._step_result, timeout_s)
+        return await self.outcome(request, self._step_result, timeout_s)
 
-    def step_result(self, exchange: BatchRequest) -> StepResult:
-        """What has come of a step that was begun here, all of whose replies are in; raises as `step`."""
-        return self._hand_out(exchange, self._step_result)
-
-    def _take_apart(self, actions: Any, given: bool) -> tuple[list[npt.NDArray[Any]], list[bytes] | None]:
-        """The arrays of a batch of actions, and what else each worker gets; None if that is nothing."""
-        arrays, objects = ([], []) if given else self.fleet.actions.take_apart(actions, self.num_envs)
-        if not given and not objects:
-            return arrays, None
-        return arrays, [self._tail_of(member, objects, actions if given else None) for member in self.fleet.members]
-
-    def _send_step(self, arrays: Sequence[npt.NDArray[Any]], tails: Sequence[bytes] | None) -> BatchRequest:
-        self.table.check_send(slice(None), "step", reset=False)
-        shared = self.dispatch.shared_actions if arrays else ()
-        framed = arrays if not shared else [array for i, array in enumerate(arrays) if i not in shared]
-        views = list(map(byte_view, framed))
-        exchange = self._next
-        try:
-            self._begin_whole(exchange, stepped=True)
-            if tails is None and not shared:
-                self.dispatch.submit_steps(exchange, views, self._cuts)
-            else:
-                for index, part in enumerate(exchange.parts):
-                    fixed: Any = list(map(getitem, views, self._cuts[index]))
-                    placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared else None
-                    tail = tails[index] if tails is not None else b""
-                    self.dispatch.submit(exchange, part, SentRequest(Kind.STEP, fixed, tail, part.slots, placed))
-            self._next = self._prepare()
-        except BaseException:
-            self._interrupted(exchange)
-            raise
-        return exchange
-
-    def _interrupted(self, exchange: BatchRequest) -> None:
-        """Ctrl-C, most of all, came while a whole batch was being sent."""
-        if self._next is exchange:
-            self._next = self._prepare()
-        self.take_back(exchange)
-
-    def _tail_of(self, member: WorkerSlots, objects: Sequence[Sequence[Any]], given: Any) -> bytes:
-        mine = slice(member.start, member.stop)
-        return step_tail(
-            None, [column[mine] for column in objects], None if given is None else given[mine], self.fleet.definitions
-        )
+    def step_result(self, request: BatchRequest) -> StepResult:
+        """Hand out the result of a step, all of whose replies are in; raises as `step`."""
+        return self._hand_out(request, self._step_result)
 
     async def reset(
         self,
@@ -216,219 +209,419 @@ class RequestScheduler(SomeSlots):
         options: dict[str, Any] | None,
         timeout_s: float | None = None,
     ) -> ResetResult:
-        """Reset all slots, or those of a mask; the others keep their last observations."""
-        seeds = self.fleet.seeds(seed, self._all_slots, anew=mask is None)
+        """Reset all slots that are not paused, or those of a mask; the others keep their last observations."""
+        if self.table.paused is not None:
+            return await self._active().reset(seed, mask, options, timeout_s)
+        seeds = self.worker_pool.seeds(seed, self._all_slots, restarts_plan=mask is None)
         if self._abandoned:
             await self.drain(timeout_s)
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
-        self.table.check_send(slice(None), "reset", reset=True)
-        requests = []
-        for member in self.fleet.members:
-            mine = slots[(slots >= member.start) & (slots < member.stop)]
-            chosen = mine.tolist()
-            own = [seeds[slot] for slot in chosen]
-            tail = reset_tail(member, chosen, own, options, whole=True, each=is_seed_list(seed))
-            requests.append(SentRequest(Kind.RESET, (), tail, mine))
-        exchange = self._next
-        try:
-            self._begin_whole(exchange, stepped=False)
-            self.note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
-            for part, sent in zip(exchange.parts, requests, strict=True):
-                self.dispatch.submit(exchange, part, sent)
-            self._next = self._prepare()
-        except BaseException:
-            self._interrupted(exchange)
-            raise
-        return await self.outcome(exchange, self._reset_result, timeout_s)
+        by_slot = {slot: seeds[slot] for slot in slots.tolist()}
+        request = self._everyone.reset(slots, by_slot, options, "reset", each=is_seed_list(seed))
+        return await self.outcome(request, self._reset_result, timeout_s)
 
-    def _prepare(self) -> BatchRequest:
-        """The next exchange: made ready while the workers are busy, rather than when they wait for it."""
-        exchange = self._exchanges.take()
-        exchange.begin(stepped=True, waiting=True)
-        return exchange
+    def _active(self) -> ActiveSlots:
+        """Return what steps the slots that are not paused; a new one after slots were resumed."""
+        if self._active_slots is None or self._active_slots.resumes != self.table.resumes:
+            self._active_slots = ActiveSlots(self)
+        return self._active_slots
 
-    def _begin_whole(self, exchange: BatchRequest, *, stepped: bool) -> None:
-        exchange.stepped = stepped
-        if not self._copy and self.loop.get_debug() and not exchange.batch.unused:
+    def _step_result(self, request: BatchRequest) -> StepResult:
+        batch = request.batch
+        obs, info = self._obs_of(request), self._info_of(request)
+        return new_tuple(StepResult, (obs, batch.reward, batch.terminated, batch.truncated, info))
+
+    def _reset_result(self, request: BatchRequest) -> ResetResult:
+        return ResetResult(self._obs_of(request), self._info_of(request))
+
+    def _obs_of(self, request: BatchRequest) -> Any:
+        layout = self.observations
+        return layout.assemble(request.batch.obs, request.objects(layout) if layout.num_objects else ())
+
+    def _info_of(self, request: BatchRequest) -> dict[str, Any]:
+        columns = request.columns()
+        return self.merge_infos(columns, self.num_envs) if columns else {}
+
+    # ------------------------------------------------------------ a request, from sending to its result
+
+    def begin(self, request: BatchRequest, index: Slots | slice, *, stepped: bool) -> None:
+        """Put the slots of a request, which `index` selects, in flight: the request is about to be sent."""
+        request.stepped = stepped
+        batch = request.batch
+        if not self.copy and batch.shared_batch != COPIED and self.loop.get_debug() and not batch.unused:
             warn_caller(_STALE, StaleViewWarning)
-        self.table.move(slice(None), SlotState.IN_FLIGHT)
+        self.table.move(index, SlotState.IN_FLIGHT)
+        if stepped:
+            self.table.note_steps(index)
         if self.images is not None:
-            exchange.images = self.images.new_request(self._all_slots)
+            request.images = self.images.new_request(request.slots)
+
+    def note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
+        """Note that a reset of these slots is being sent, with these seeds."""
+        self.table.note_reset(slots)
+        if self.history is not None:
+            self.history.note_seeds(seeds)
+
+    def roll_back(self, request: BatchRequest) -> None:
+        """Undo what was not sent of a request whose sending was interrupted, by Ctrl-C most of all.
+
+        Parts that were sent are left to `recv`; slots of the others are free again.
+        """
+        if request.waiting:
+            self.abandon(request)
+        for part in request.parts:
+            # held until the worker is started again
+            held = part.sent is not None and part.member.worker.state not in ACCEPTS_REQUESTS
+            if held or part.arrived or part.member.worker.receives_into(part.into[0 if request.stepped else 1]):
+                continue
+            part.arrived = True
+            request.open -= 1
+            if request.images is not None and self.images is not None:
+                error = part.member.worker.parent_env_error(
+                    "it was interrupted before it was asked", part.slots.tolist()
+                )
+                self.images.fail(None, None, request.images, part.slots, error)
+            self.free_slots(part.slots)
+        if not request.open and not request.done.done():
+            request.done.set_result(None)
 
     async def outcome(
-        self, exchange: BatchRequest, result: Callable[[BatchRequest], Result], timeout_s: float | None
+        self, request: BatchRequest, result: Callable[[BatchRequest], Result], timeout_s: float | None
     ) -> Result:
-        """Wait for all replies, and hand out what `result` makes of them.
+        """Wait for all replies, and hand out the value that `result` makes of them.
 
         A cancellation or timeout leaves them to `recv`.
 
         Raises:
             ClosedError: if the vector env was closed meanwhile.
             StepTimeout: if `timeout_s` passed.
-            SlotError: if something went wrong in some slots; the result is its `partial`.
+            SlotError: if something went wrong in some slots; the value is its `partial`.
         """
         try:
-            if self.dispatch.spares_cpu:
+            if self.dispatcher.spares_cpu:
                 if perf_counter() - self._last_turn > _TURN_S:
                     self._last_turn = perf_counter()
                     await asyncio.sleep(0)
-                self.dispatch.poll(exchange)
-            if exchange.open:
-                await self.patience.wait_for(exchange, timeout_s)
+                self.dispatcher.poll(request)
+            if request.open:
+                await self.timeouts.wait_for(request, timeout_s)
                 self._last_turn = perf_counter()
             if self.merger is not None and not self.closing:
-                await self._merge(self.merger, len(exchange.batch.reward))
+                await self._merge(self.merger, len(request.batch.reward))
         except BaseException:
-            self.abandon(exchange)
+            self.abandon(request)
             raise
-        return self._hand_out(exchange, result)
+        return self._hand_out(request, result)
 
-    def _hand_out(self, exchange: BatchRequest, result: Callable[[BatchRequest], Result]) -> Result:
+    def _hand_out(self, request: BatchRequest, result: Callable[[BatchRequest], Result]) -> Result:
         self.check_open()
         try:
-            value = result(exchange)
-        except BaseException:  # Ctrl-C: what came is lost, not the slots
-            self.free_slots(exchange.slots)
+            self._settle(request)
+            value = result(request)
+            if request.images is not None and self.images is not None:
+                self.images.end_result()
+                request.images = None  # or they would be kept until it is used again
+        except BaseException:  # Ctrl-C: the results are lost, not the slots
+            self.free_slots(request.slots)
             raise
         finally:
-            exchange.idle = True
-        for part in exchange.parts:
+            request.idle = True
+        for part in request.parts:
             if part.errors:
-                raise SlotError.join(exchange.errors(), value)
+                raise SlotError.join(request.errors(), value)
         return value
 
-    def _step_result(self, exchange: BatchRequest) -> StepResult:
-        batch = exchange.batch
-        self._settle(exchange)
-        obs, info = self._assemble(exchange), self._infos(exchange)
-        return new_tuple(StepResult, (obs, batch.reward, batch.terminated, batch.truncated, info))
-
-    def _reset_result(self, exchange: BatchRequest) -> ResetResult:
-        self._settle(exchange)
-        return ResetResult(self._assemble(exchange), self._infos(exchange))
-
-    def _assemble(self, exchange: BatchRequest) -> Any:
-        layout = self.fleet.observations
-        if not layout.num_objects:
-            return layout.assemble(exchange.batch.obs, ())
-        objects: list[list[Any]] = layout.no_objects(self.num_envs)
-        for part in exchange.parts:
-            for column, items in zip(objects, part.objects, strict=False):
-                column[part.start : part.stop] = items
-        return layout.assemble(exchange.batch.obs, objects)
-
-    def _infos(self, exchange: BatchRequest) -> dict[str, Any]:
-        columns: list[Columns] = []
-        for part in exchange.parts:
-            columns += part.columns
-        return self.merge_infos(columns, self.num_envs) if columns else {}
-
-    def _settle(self, exchange: BatchRequest) -> None:
-        """All replies are in and about to be handed out: the slots are free again, or failed."""
-        self.free_slots(slice(None))
-        if exchange.stepped and self._must_reset:
-            self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
-        for part in exchange.parts:
+    def _settle(self, request: BatchRequest) -> None:
+        """Free the slots of a request whose replies are all in, or mark them as failed."""
+        table = self.table
+        self.free_slots(request.index)
+        if request.stepped and table.must_reset:
+            table.note_ends(request.index, request.batch.terminated | request.batch.truncated)
+        for part in request.parts:
             for error in part.errors:
-                self.table.fail(error)
-        if exchange.images is not None and self.images is not None:
-            self.images.set_current(exchange.images, self._all_slots)
-            self.images.end_result()
-            exchange.images = None  # or they would be kept until it is used again
+                table.fail(error)
+        if request.images is not None and self.images is not None:
+            self.images.set_current(request.images, request.slots)
 
-    async def for_each(self, slots: Iterable[int] | None, what: str, method: str, arguments: Any) -> tuple[Any, ...]:
-        """Call a method of the workers' services for some slots (see `call_workers`)."""
+    # ------------------------------------------------------------ some slots
+
+    def send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        """Send actions to some slots; never blocks (see `AsyncVectorEnv.send`)."""
+        numbers = self.table.slot_numbers(slots)
+        if slots is not None:
+            self.check_steps_some("send", numbers)
+        paused = self.table.paused
+        used = None if paused is None else np.flatnonzero(~paused[numbers])
+        arrays, objects = self.actions.take_apart(actions, len(numbers), used)
+        rows = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
+        if not len(rows):
+            return
+        rows = rows[np.argsort(numbers[rows])]
+        if len(rows) < len(numbers) or (rows[1:] < rows[:-1]).any():
+            numbers, arrays = numbers[rows], [array[rows] for array in arrays]
+            objects = [[column[i] for i in rows.tolist()] for column in objects]
+        WorkerGroup(self, numbers).step(arrays, objects, "send", waiting=False)
+
+    def send_reset(self, slots: Iterable[int] | None, seed: int | Seeds | None, options: dict[str, Any] | None) -> None:
+        """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
+        numbers = self.table.slot_numbers(slots)
+        seeds = dict(
+            zip(numbers.tolist(), self.worker_pool.seeds(seed, numbers, restarts_plan=slots is None), strict=True)
+        )
+        numbers = np.sort(numbers[self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)])
+        if not len(numbers):
+            return
+        own = {slot: seeds[slot] for slot in numbers.tolist()}
+        group = WorkerGroup(self, numbers)
+        group.reset(numbers, own, options, "send_reset", each=is_seed_list(seed), waiting=False, whole=False)
+
+    async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
+        """Take results as they come (see `AsyncVectorEnv.recv`)."""
+        if not self.outstanding:
+            raise NoAsyncCallError("recv: nothing is in flight and nothing is ready; send() or send_reset() first")
+        if max_slots is not None:
+            min_slots = min(min_slots, max_slots)
+
+        async def enough() -> None:
+            while not self.has_ready(min_slots):
+                self._arrival.clear()
+                self._wanted.append(wanted := min(min_slots, self._reachable()))
+                try:
+                    await self._arrival.wait()
+                finally:
+                    self._wanted.remove(wanted)
+                if self.closing:
+                    raise ClosedError("the vector env was closed while recv() waited")
+
+        if deadline_s is None:
+            await self.timeouts.wait(enough)
+        else:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self.timeouts.wait(enough)
+            except TimeoutError as exc:
+                if isinstance(exc, StepTimeout):
+                    raise
+        if self.merger is not None:
+            await self._merge(self.merger, 0)
+        self.check_open()
+        return self.take_ready(max_slots)
+
+    def has_ready(self, min_slots: int) -> bool:
+        """Whether so many results are in, or all that is in flight; which may become less meanwhile."""
+        return self.table.count(SlotState.READY) >= min(min_slots, self._reachable())
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is in flight or ready."""
+        return bool(self._ready) or self.table.count(SlotState.IN_FLIGHT) > 0
+
+    def _reachable(self) -> int:
+        return self.table.count(SlotState.READY) + self.table.count(SlotState.IN_FLIGHT)
+
+    def take_ready(self, max_slots: int | None) -> Ready:
+        """Take the results that are in, of up to `max_slots` slots, oldest first, in the order of slots."""
+        ready, taken, errors, rest = collect_ready(self.observations, self._ready, max_slots, self.merge_infos)
+        self._ready = rest
+        self.table.move(ready.slots, SlotState.IDLE)
+        self._arrival.set()  # another call may wait for more than there will be
+        for request, slots in taken:
+            if request.images is not None and self.images is not None:
+                self.images.set_current(request.images, slots)
+        if self.images is not None and taken:
+            self.images.end_result()
+        for request in self._abandoned:
+            request.idle = not request.open and not any(request is other for other, _ in self._ready)
+        self._abandoned = [request for request in self._abandoned if not request.idle]
+        self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
+        for error, slots in errors:
+            self.table.fail(error, slots)
+        self.table.note_taken(ready.slots)
+        if errors:
+            raise SlotError.join([error for error, _ in errors], ready)
+        return ready
+
+    def _note_ready(self, request: BatchRequest, part: WorkerRequest) -> None:
+        """Make the results of a part ready for `recv`."""
+        if request.looks:
+            self.free_slots(part.slots)
+            return
+        part.untaken = list(range(len(part.slots)))
+        self._ready.append((request, part))
+        self.table.move(part.slots, SlotState.READY)
+        if self._wanted and self.table.count(SlotState.READY) >= min(self._wanted):
+            self._arrival.set()
+
+    def free_slots(self, slots: Slots | slice) -> None:
+        """Make slots idle, whose results were handed out or will not come."""
+        self.table.move(slots, SlotState.IDLE)
+        if self._wanted:
+            self._arrival.set()  # a `recv` may have nothing left to wait for
+
+    async def _merge(self, merger: StatsMerger, slots: int) -> None:
+        """Merge the statistics of the envs, if nothing else is in flight than so many slots, whose replies are in."""
+        if self.table.count(SlotState.IN_FLIGHT) <= slots and not self.closing:
+            await merger.merge()
+
+    # ------------------------------------------------------------ groups, calls, images, the timeline
+
+    def group(self, slots: Slots) -> WorkerGroup:
+        """Make a group of some slots (see `Backend.group`)."""
+        return WorkerGroup(self, slots)
+
+    def ask_observations(self, slots: Slots) -> BatchRequest | None:
+        """Ask for the last observations of slots, in whatever state they are.
+
+        Returns:
+            The request, for the slots whose workers are free; None if there are none.
+        """
+        shares = [(member, slots[order]) for member, order in self.worker_pool.shares(slots)]
+        shares = [(m, mine) for m, mine in shares if m.worker.state in ACCEPTS_REQUESTS and not m.worker.busy]
+        if not shares:
+            return None
+        request = self.dispatcher.make_request(shares, COPIED, reused=False)
+        request.stepped, request.waiting = False, True
+        for part in request.parts:
+            rows = (part.slots - part.member.start).tolist()
+            payload = reset_payload(part.member, [], [], None, whole=True, shown=rows)
+            self.dispatcher.submit(request, part, SentRequest(Kind.RESET, (), payload, part.slots[:0]))
+        self._observing = request
+        return request
+
+    async def wait_for_observations(self) -> None:
+        """Wait for the reply to `ask_observations`, if that is in flight: so its workers are free."""
+        if self._observing is not None:
+            await self.timeouts.wait_for(self._observing, shielded=True)
+            self.check_open()
+            self._observing = None
+
+    def rollout_backend(self) -> WorkerRolloutBackend:
+        """Make the backend of one rollout."""
+        return WorkerRolloutBackend(self)
+
+    def check_steps_some(self, name: str, slots: Slots) -> None:
+        """Raise if these slots can't be stepped without the others of their worker (see `Backend.check_steps_some`)."""
+        if self.worker_pool.steps_some:
+            return
+        for member, order in self.worker_pool.shares(slots):
+            if len(order) < member.stop - member.start:
+                raise refuse_some(
+                    f"{name}: slots {np.sort(slots[order]).tolist()}",
+                    f"the vector env of slots {member.start} to {member.stop - 1}",
+                )
+
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """Return a live field of the models of native slots (see `NativeVectorEnv.model_field`)."""
+        self.table.check_call(self._all_slots, "model_field")
+        assert self.worker_pool.model_fields is not None  # it was started
+        return self.worker_pool.model_fields.field(name)
+
+    async def call_service(
+        self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]
+    ) -> tuple[Any, ...]:
+        """Call a method of the workers' services for some slots (see `Backend.call_service`)."""
         return await call_workers(self, slots, what, method, arguments)
 
+    async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
+        """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""
+        await self.timeouts.wait_for_images(what, drawn)
+
+    def attach_trace(self, trace: Trace | None) -> None:
+        """Record requests and images in a timeline from now on; None: no longer."""
+        self.dispatcher.trace = trace
+        if self.images is not None:
+            self.images.trace = trace
+
+    # ------------------------------------------------------------ closing
+
+    def check_open(self) -> None:
+        """Raise a ClosedError if the vector env was closed while a caller waited."""
+        if self.closing:
+            raise ClosedError("the vector env was closed while this was in flight")
+
     def close(self) -> None:
-        """The workers are about to be closed: whoever waits gets a ClosedError when they are gone."""
+        """Note that the workers are about to be closed: callers that wait get a ClosedError when they are gone."""
         self.closing = True
 
     def free(self) -> None:
-        """The workers are gone: let go of the memory that they wrote into."""
-        self._exchanges.clear()
-        self.dispatch.forget()
+        """Release the memory that the workers wrote into, once they are gone."""
+        self._everyone.close()
+        self.dispatcher.forget()
         self._abandoned.clear()
         self._ready.clear()
         self._arrival.set()
-        del self._next
 
-    # ------------------------------------------------------------ what nobody waits for any more
+    # ------------------------------------------------------------ abandoned requests
 
-    def abandon(self, exchange: BatchRequest) -> None:
-        """Nobody awaits this step any more; its parts become ready for `recv`, one by one."""
-        if exchange.done.cancelled():
-            exchange.done = self.loop.create_future()
-            if exchange.open == 0:
-                exchange.done.set_result(None)
-        for part in exchange.parts:
+    def abandon(self, request: BatchRequest) -> None:
+        """Stop waiting for a request, for good: its parts become ready for `recv`, one by one."""
+        if request.done.cancelled():
+            request.done = self.loop.create_future()
+            if request.open == 0:
+                request.done.set_result(None)
+        for part in request.parts:
             part.member.worker.abandon_requests()
-        self.leave(exchange)
+        self.leave(request)
 
-    def take_back(self, exchange: BatchRequest) -> None:
-        """Something was raised while this was being sent: who was asked is abandoned, who was not is free again."""
-        self.abandon(exchange)
-        self._free_unasked(exchange)
-
-    def leave(self, exchange: BatchRequest) -> None:
-        """Nobody awaits this step for now: it is as if abandoned, but may be taken up again."""
-        self.dispatch.listen()
-        exchange.waiting = False
-        self._abandoned.append(exchange)
-        for part in exchange.parts:
+    def leave(self, request: BatchRequest) -> None:
+        """Stop waiting for a request as if it were abandoned; `take_up` may wait for it again."""
+        self.dispatcher.listen()
+        request.waiting = False
+        self._abandoned.append(request)
+        for part in request.parts:
             if part.arrived:
-                self._offer(exchange, part)
+                self._note_ready(request, part)
 
-    def take_up(self, exchange: BatchRequest, done: asyncio.Future[None]) -> None:
-        """Somebody awaits a step that was left, and had this future then.
+    def take_up(self, request: BatchRequest, done: asyncio.Future[None]) -> None:
+        """Wait again for a step that was left, when it had this future.
 
         Raises:
             NoAsyncCallError: if `recv` has taken some of it, or another call has dropped it.
         """
-        whole = all(part.untaken is None or len(part.untaken) == len(part.slots) for part in exchange.parts)
-        if exchange.done is not done or exchange not in self._abandoned or not whole:
+        whole = all(part.untaken is None or len(part.untaken) == len(part.slots) for part in request.parts)
+        if request.done is not done or request not in self._abandoned or not whole:
             raise NoAsyncCallError(
                 "the result of this step was taken by recv(), or dropped by a later call, be it of another thread: "
                 "where several threads use one vector env, they take turns, with a lock (threading.Lock)",
                 "step",
             )
-        self._abandoned.remove(exchange)
-        self._ready = [(e, p) for e, p in self._ready if e is not exchange]
-        for part in exchange.parts:
+        self._abandoned.remove(request)
+        self._ready = [(r, p) for r, p in self._ready if r is not request]
+        for part in request.parts:
             if part.untaken is not None:
                 part.untaken = None
                 self.table.move(part.slots, SlotState.IN_FLIGHT)
-        exchange.waiting = True
+        request.waiting = True
 
     async def drain(self, timeout_s: float | None = None) -> None:
-        """Wait for the replies of abandoned exchanges, then drop what nobody took of them.
+        """Wait for the replies to abandoned requests, then drop the results that were not taken.
 
         Args:
-            timeout_s: instead of the one for all waits.
+            timeout_s: in place of the limit of all waits.
 
         Raises:
             StepTimeout: if they don't come in time, and that is the policy.
             ClosedError: if the vector env was closed meanwhile.
         """
-        # looked up anew each time: other tasks take and abandon some meanwhile
-        while (exchange := next((one for one in self._abandoned if one.open), None)) is not None:
-            await self.patience.wait_for(exchange, timeout_s, shielded=True)
+        # looked up again each time: other tasks take and abandon some meanwhile
+        while (request := next((one for one in self._abandoned if one.open), None)) is not None:
+            await self.timeouts.wait_for(request, timeout_s, shielded=True)
         self.check_open()
         abandoned, self._abandoned = self._abandoned, []
-        for exchange in abandoned:
-            exchange.idle = True
-        dropped = [(e, p) for e, p in self._ready if e in abandoned]
-        self._ready = [(e, p) for e, p in self._ready if e not in abandoned]
+        for request in abandoned:
+            request.idle = True
+        dropped = [(r, p) for r, p in self._ready if r in abandoned]
+        self._ready = [(r, p) for r, p in self._ready if r not in abandoned]
         ended: list[int] = []
         if dropped:
             self._arrival.set()
-        for exchange, part in dropped:
+        for request, part in dropped:
             assert part.untaken is not None
             left = part.slots[part.untaken]
             self.table.move(left, SlotState.IDLE)
-            ends = exchange.batch.terminated[part.start : part.stop] | exchange.batch.truncated[part.start : part.stop]
+            ends = request.batch.terminated[part.start : part.stop] | request.batch.truncated[part.start : part.stop]
             ended += left[ends[part.untaken]].tolist()
-            # what was taken may have been reset since
+            # slots whose results were taken may have been reset since
             self.table.note_ends(left, ends[part.untaken])
             for error in part.errors:
                 if still := tuple(slot for slot in error.slots if slot in left):
@@ -441,11 +634,5 @@ class RequestScheduler(SomeSlots):
                 "slots %s; recv() would have taken it",
                 sorted(ended),
             )
-        if abandoned and self.merger is not None:  # what was seen in what is dropped was seen all the same
+        if abandoned and self.merger is not None:  # the envs saw those results all the same
             await self._merge(self.merger, 0)
-
-
-def _cuts(fleet: WorkerPool, shared: Sequence[int]) -> list[list[slice]]:
-    """By worker, and by leaf that is not in shared memory: the bytes of a batch of actions that are the worker's."""
-    sizes = [prod(leaf.shape) * leaf.dtype.itemsize for i, leaf in enumerate(fleet.actions.leaves) if i not in shared]
-    return [[slice(m.start * size, m.stop * size) for size in sizes] for m in fleet.members]

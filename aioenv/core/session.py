@@ -1,4 +1,4 @@
-"""A started vector env: its workers, its render pool, its schedule; how they come up and how they end."""
+"""A started vector env: its workers, its render pool, its scheduler; how they come up and how they end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
-from aioenv.process.async_resource import together
+from aioenv.process.async_resource import gather_internal
 from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
 from aioenv.rendering.config import BACKENDS, check_devices
 from aioenv.rendering.pixels import PixelsRefused, replace_states
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aioenv.rendering.step_pool import StepRenderPool
     from aioenv.state.render_source import MujocoSource
 
-__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
+__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "WorkerSession", "late_pool"]
 
 NO_PHYSICS = (
     "render: this vector env has no model and physics_states, from which images could be drawn; "
@@ -62,12 +62,12 @@ def late_pool(
     )
 
 
-class Session:
+class WorkerSession:
     """All that lives between the start and the close of a vector env.
 
     Attributes:
-        fleet: the workers.
-        schedule: what steps them; None until the start is complete.
+        worker_pool: the workers.
+        backend: what steps them; None until the start is complete.
         images: what draws their states, if that was asked for.
     """
 
@@ -85,8 +85,8 @@ class Session:
         if render is not None and pixels is None and not config.vectorized:
             # for envs that draw themselves
             config = _on_backend(config, candidates(_backend(config, render))[0], render)
-        self.fleet = WorkerPool(config)
-        self.schedule: RequestScheduler | None = None
+        self.worker_pool = WorkerPool(config)
+        self.backend: RequestScheduler | None = None
         self.images: StepImages | None = None
         self._pool: StepRenderPool | None = None
         self._pixels_pool: StepRenderPool | None = None
@@ -106,26 +106,26 @@ class Session:
             ValueError: if pixels were asked for that an env does not have.
         """
         if self._pixels is None:
-            await self.fleet.start()
+            await self.worker_pool.start()
         else:
-            await self._start_drawing_fleet(self._pixels)
+            await self._start_drawing_workers(self._pixels)
         try:
-            painter = None
+            pixel_renderer = None
             if self._pixels is not None and (self._pixels.workers is not None or self._config.vectorized):
-                painter = await self._start_painter(self._pixels)
+                pixel_renderer = await self._start_pixel_renderer(self._pixels)
             state_size, draws_late = 0, False
             if self._render is not None:
                 state_size, draws_late = await self._start_images(self._render)
-            await self.fleet.configure(state_size, draws_late)
+            await self.worker_pool.configure(state_size, draws_late)
         except GeneratorExit:  # its loop was closed
             self.abandon()
             raise
         except BaseException:
             await self._end()
             raise
-        mode = self.fleet.metadata.get("autoreset_mode", self._config.autoreset_mode)  # a vector env has its own
-        self.schedule = RequestScheduler(
-            self.fleet,
+        mode = self.worker_pool.metadata.get("autoreset_mode", self._config.autoreset_mode)  # a vector env has its own
+        self.backend = RequestScheduler(
+            self.worker_pool,
             self.images,
             state_size=state_size,
             mode=mode,
@@ -134,11 +134,21 @@ class Session:
             timeout_s=self._timeout_s,
             on_timeout=self._on_timeout,
             restart=self._config.restart,
-            painter=painter,
+            pixel_renderer=pixel_renderer,
         )
-        self.schedule.patience.pools = self.pools
+        self.backend.timeouts.pools = self.pools
 
-    async def _start_drawing_fleet(self, pixels: RenderConfig) -> None:
+    @property
+    def env_info(self) -> WorkerPool:
+        """The spaces and metadata of the envs."""
+        return self.worker_pool
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The worker processes that hold the envs."""
+        return [member.worker for member in self.worker_pool.members]
+
+    async def _start_drawing_workers(self, pixels: RenderConfig) -> None:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
         reasons: list[str] = []
         last: WorkerStartError | None = None
@@ -146,9 +156,9 @@ class Session:
         for backend in backends:
             if self._config.debug:
                 choose_backend_here(backend)
-            self.fleet = WorkerPool(_on_backend(self._config, backend, pixels))
+            self.worker_pool = WorkerPool(_on_backend(self._config, backend, pixels))
             try:
-                await self.fleet.start()
+                await self.worker_pool.start()
             except SpaceMismatchError as exc:
                 if pixels.workers is None:
                     raise
@@ -165,7 +175,7 @@ class Session:
                 last = exc
                 reasons.append(f"{backend}: {cause}")
             else:
-                warn_of_software(self.fleet.drawn_by, backends)
+                warn_of_software(self.worker_pool.drawn_by, backends)
                 return
         raise no_backend_works(reasons) from last
 
@@ -175,13 +185,13 @@ class Session:
         Returns:
             How many float64 of state each reply carries a row, and whether the workers draw.
         """
-        fleet = self.fleet
-        num_envs = len(fleet.sources)
-        sources = [source for source in fleet.sources if source is not None]
+        worker_pool = self.worker_pool
+        num_envs = len(worker_pool.sources)
+        sources = [source for source in worker_pool.sources if source is not None]
         if len(sources) < num_envs:
             if self._config.vectorized:
                 raise RenderError(NO_PHYSICS)
-            others = [slot for slot, source in enumerate(fleet.sources) if source is None]
+            others = [slot for slot, source in enumerate(worker_pool.sources) if source is None]
             which = "these envs" if len(others) == num_envs else f"slots {others}"
             why = f"render: {which} are not MuJoCo envs, or have a render of their own, so all envs draw themselves"
             hint = (
@@ -190,7 +200,7 @@ class Session:
             )
             if wants := config.refused_by_envs:
                 raise RenderError(f"{why}, as they see fit: not with {wants}. {hint}")
-            for slot, mode in enumerate(fleet.render_modes):
+            for slot, mode in enumerate(worker_pool.render_modes):
                 if mode != "rgb_array":
                     got = f"render_mode={mode!r} of slot {slot}"
                     raise RenderError(f'{why}, which takes render_mode="rgb_array"; got {got}. {hint}')
@@ -201,16 +211,16 @@ class Session:
         self.images = StepImages(num_envs, self._pool, config.max_in_flight)
         return max(source.state_size for source in sources), False
 
-    async def _start_painter(self, config: RenderConfig) -> PixelRenderer | None:
+    async def _start_pixel_renderer(self, config: RenderConfig) -> PixelRenderer | None:
         """Start what draws observations; None if the envs are none of MuJoCo's, and draw themselves."""
-        fleet = self.fleet
-        sources = [source for source in fleet.sources if source is not None]
-        if len(sources) < len(fleet.sources):
+        worker_pool = self.worker_pool
+        sources = [source for source in worker_pool.sources if source is not None]
+        if len(sources) < len(worker_pool.sources):
             return None
         self._pixels_pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
         await self._pixels_pool.start()
-        key, space = replace_states(fleet.single_observation_space, config)
-        return PixelRenderer(self._pixels_pool, fleet.receive_instead(key, space), key)
+        key, space = replace_states(worker_pool.single_observation_space, config)
+        return PixelRenderer(self._pixels_pool, worker_pool.replace_leaf(key, space), key)
 
     @property
     def render_workers(self) -> Sequence[Worker]:
@@ -224,16 +234,16 @@ class Session:
             grace_s: how long workers may take to close their envs before they are told by signals, in seconds.
         """
         try:
-            if self.schedule is not None:
-                self.schedule.close()
-                if self.schedule.restarter is not None:
-                    await self.schedule.restarter.close()
+            if self.backend is not None:
+                self.backend.close()
+                if self.backend.restarter is not None:
+                    await self.backend.restarter.close()
             if self.images is not None:
                 self.images.fail_all(ClosedError("the vector env was closed"))
         finally:  # whatever went wrong before: no process may be left
             await self._end(grace_s)
-            if self.schedule is not None:
-                self.schedule.free()
+            if self.backend is not None:
+                self.backend.free()
 
     @property
     def pools(self) -> list[StepRenderPool]:
@@ -241,20 +251,20 @@ class Session:
         return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
 
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
-        ends = [self.fleet.close(grace_s)]
+        ends = [self.worker_pool.close(grace_s)]
         ends += [pool.close() for pool in self.pools]
-        await together(*ends)
+        await gather_internal(*ends)
 
     def forget_code(self) -> None:
         """Let go of the snapshot of the factories: no worker is started from it any more."""
         self._config = self._config._replace(code=None)
-        self.fleet.forget_code()
+        self.worker_pool.forget_code()
 
     def abandon(self) -> None:
         """Kill every process without waiting."""
-        if self.schedule is not None and self.schedule.restarter is not None:
-            self.schedule.restarter.abandon()
-        self.fleet.abandon()
+        if self.backend is not None and self.backend.restarter is not None:
+            self.backend.restarter.abandon()
+        self.worker_pool.abandon()
         for pool in self.pools:
             pool.abandon()
 

@@ -50,6 +50,7 @@ class SlotTable:
         exhausted: those of them that are because their envs have no further episode.
         steps: how many steps of single slots were asked for, those of which nobody has taken the results among them.
         resets: how often some were reset, or put into states.
+        resumes: how often some were resumed: observations of paused slots that were kept are out of date then.
     """
 
     def __init__(self, num_envs: int, *, must_reset: bool) -> None:
@@ -67,7 +68,7 @@ class SlotTable:
         self._overtaken: set[int] = set()
         self.paused: npt.NDArray[np.bool_] | None = None
         self.exhausted: set[int] = set()
-        self.steps = self.resets = 0
+        self.steps = self.resets = self.resumes = 0
 
     def state(self, slot: int) -> SlotState:
         """What one slot is doing."""
@@ -80,7 +81,7 @@ class SlotTable:
         return self._states.tobytes().count(int(state))
 
     def check_send(self, slots: Slots | slice, name: str, *, reset: bool) -> None:
-        """Raise unless a request may be sent to all these slots, as it is then: steps count from here.
+        """Raise if any slot can't accept a request.
 
         Raises:
             PendingCallError: if one has a request in flight, or a result that nobody has taken.
@@ -99,10 +100,12 @@ class SlotTable:
                 f"{name}: the episodes of slots {over} are over and autoreset is disabled; reset them first, with "
                 'reset(options={"reset_mask": mask})'
             )
-        if not reset:
-            self.steps += len(states)
-            if self._any_unseen:
-                self._see(slots)
+
+    def note_steps(self, slots: Slots | slice) -> None:
+        """Note that a step of these slots is being sent."""
+        self.steps += len(self._states[slots])
+        if self._any_unseen:
+            self._see(slots)
 
     def check_call(self, slots: Slots, name: str) -> None:
         """Raise unless the envs of all these slots can be called; that a slot has failed does not matter.
@@ -223,7 +226,8 @@ class SlotTable:
         self.paused = paused if paused.any() else None
 
     def resume(self, slots: Slots) -> None:
-        """Take these slots in again."""
+        """Take these slots into whole batches again."""
+        self.resumes += 1
         if self.paused is not None:
             paused = self.paused.copy()
             paused[slots] = False
@@ -236,7 +240,7 @@ class SlotTable:
         self.exhausted.update(slots)
 
     @property
-    def live(self) -> Slots:
+    def active(self) -> Slots:
         """The slots that are not paused."""
         return np.arange(len(self._states)) if self.paused is None else np.flatnonzero(~self.paused)
 
@@ -253,7 +257,7 @@ class SlotTable:
 
     # ------------------------------------------------------------ names
 
-    def named(self, slots: Iterable[int] | None, *, maybe_none: bool = False) -> Slots:
+    def slot_numbers(self, slots: Iterable[int] | None, *, maybe_none: bool = False) -> Slots:
         """Slots as the caller names them, checked and as an array; None stands for all.
 
         Args:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from aioenv.core.collect import so_far
-from aioenv.core.requests import BatchRequest
-from aioenv.core.worker_pool import WorkerPool, WorkerSlots
+from aioenv.core.results import partial_result
 from aioenv.errors import StepTimeout
-from aioenv.process.restart import Restarter
-from aioenv.process.supervisor import Worker
+
+if TYPE_CHECKING:
+    from aioenv.core.requests import BatchRequest
+    from aioenv.core.worker_pool import WorkerPool, WorkerSlots
+    from aioenv.process.restart import Restarter
+    from aioenv.process.supervisor import Worker
 
 __all__ = ["ON_TIMEOUT", "ReplyTimeouts", "images_late"]
 
@@ -53,7 +55,7 @@ class ReplyTimeouts:
     """Waits for replies.
 
     Args:
-        fleet: the workers.
+        worker_pool: the workers.
         timeout_s: how long any wait may last, in seconds, where nobody says otherwise; None for ever.
         on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout; or kill the workers that owe replies, for good or to
             have them started again, and wait on for what their slots report then.
@@ -64,9 +66,9 @@ class ReplyTimeouts:
     """
 
     def __init__(
-        self, fleet: WorkerPool, timeout_s: float | None, on_timeout: str, restarter: Restarter | None
+        self, worker_pool: WorkerPool, timeout_s: float | None, on_timeout: str, restarter: Restarter | None
     ) -> None:
-        self._fleet = fleet
+        self._worker_pool = worker_pool
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
         self._restarter = restarter
@@ -77,12 +79,12 @@ class ReplyTimeouts:
         return self._timeout_s if timeout_s is None else timeout_s
 
     def wait_for(
-        self, exchange: BatchRequest, timeout_s: float | None = None, *, shielded: bool = False
+        self, request: BatchRequest, timeout_s: float | None = None, *, shielded: bool = False
     ) -> Awaitable[None]:
-        """Wait for all replies of an exchange.
+        """Wait for all replies of an request.
 
         Args:
-            exchange: if this is cancelled, its future is too, unless `shielded`: then it is not what the caller asked
+            request: if this is cancelled, its future is too, unless `shielded`: then it is not what the caller asked
                 for, and no part of it is told.
             timeout_s: instead of the one for all waits.
 
@@ -92,8 +94,8 @@ class ReplyTimeouts:
         if timeout_s is None:
             timeout_s = self._timeout_s  # as `limit`: on the path of every step a call less
         if timeout_s is None:
-            return asyncio.shield(exchange.done) if shielded else exchange.done
-        return self._wait(partial(asyncio.shield, exchange.done), timeout_s, exchange, told=not shielded)
+            return asyncio.shield(request.done) if shielded else request.done
+        return self._wait(partial(asyncio.shield, request.done), timeout_s, request, told=not shielded)
 
     async def wait(self, begin: Callable[[], Awaitable[object]]) -> None:
         """Wait for what `begin` gives; it is called again after workers were killed. Raises as `wait_for`."""
@@ -131,7 +133,7 @@ class ReplyTimeouts:
     def _images_late(self, what: str) -> StepTimeout:
         if self.pools:
             return images_late(what, self.pools, self._timeout_s)
-        running = tuple(s for m in self._fleet.members if (s := m.worker.running_slot) is not None)
+        running = tuple(s for m in self._worker_pool.members if (s := m.worker.running_slot) is not None)
         hint = f" (running just now: slots {list(running)})" if running else ""
         message = f"{what}: not all images were drawn within timeout_s={self._timeout_s}{hint}"
         return StepTimeout(message, slots=running, running=running)
@@ -141,7 +143,7 @@ class ReplyTimeouts:
         """How many render workers were killed for being late."""
         return sum(pool.replaced for pool in self.pools)
 
-    async def settle(self, what: str, members: Sequence[WorkerSlots]) -> None:
+    async def wait_for_restarts(self, what: str, members: Sequence[WorkerSlots]) -> None:
         """Wait for those of these workers that are being started again, so that they can be called.
 
         Raises:
@@ -152,7 +154,7 @@ class ReplyTimeouts:
         try:
             async with asyncio.timeout(self._timeout_s if self._on_timeout == "raise" else None):
                 for member in members:
-                    await self._restarter.settled(member.worker)
+                    await self._restarter.wait_restarted(member.worker)
         except TimeoutError:
             slots, running, who = self._describe([member for member in members if self._restarts(member)])
             message = f"{what}: no reply from {who} within timeout_s={self._timeout_s}; nothing was sent"
@@ -185,7 +187,7 @@ class ReplyTimeouts:
         self,
         begin: Callable[[], Awaitable[object]],
         timeout_s: float,
-        exchange: BatchRequest | None,
+        request: BatchRequest | None,
         *,
         told: bool = False,
     ) -> None:
@@ -196,27 +198,27 @@ class ReplyTimeouts:
                     await begin()
                 return
             except TimeoutError:
-                for member in self._fleet.members:
-                    member.worker.listen()
+                for member in self._worker_pool.members:
+                    member.worker.enable_reader()
                 for _ in range(_TURNS):
                     await asyncio.sleep(0)
-                late = self._late(exchange)
+                late = self._late(request)
                 if not late and not come and not any(pool.owing for pool in self.pools):
                     come = True  # all is there: it was the loop that stood still
                     continue
                 # twice: the last reply may have come just now
                 if self._on_timeout == "raise" or (nobody and not late):
-                    error = self._timed_out(late, timeout_s, exchange if told else None)
+                    error = self._timed_out(late, timeout_s, request if told else None)
                     await self._ask_where(late, timeout_s, error)
                     raise error from None
                 nobody, killed = not late and self._draws_on(killed), self._killed
                 await self._ask_where(late, timeout_s)  # it is in what they have printed then
-                for member in self._late(exchange):  # not if its reply has come while it was asked
+                for member in self._late(request):  # not if its reply has come while it was asked
                     if member not in late or self._restarts(member):  # which has a limit of its own
                         continue
                     if self._on_timeout == "kill" and self._restarter is not None:
-                        self._restarter.forsake(member.worker)
-                    member.worker.strike(f"no reply within timeout_s={timeout_s}")
+                        self._restarter.disable_restart(member.worker)
+                    member.worker.kill(f"no reply within timeout_s={timeout_s}")
 
     async def _ask_where(
         self, late: list[WorkerSlots], timeout_s: float | None, error: StepTimeout | None = None
@@ -225,23 +227,25 @@ class ReplyTimeouts:
         if timeout_s is None or timeout_s < (_ASK_DOOMED_FROM_S if error is None else _ASK_FROM_S):
             return
         workers = [member.worker for member in late]
-        for worker, frames in zip(workers, await asyncio.gather(*(worker.where() for worker in workers)), strict=True):
+        for worker, frames in zip(
+            workers, await asyncio.gather(*(worker.current_stack() for worker in workers)), strict=True
+        ):
             if frames and error is not None:
                 slot = worker.running_slot
                 who = f"worker {worker.index} (pid {worker.pid})" if slot is None else f"slot {slot} (pid {worker.pid})"
                 error.add_note(f"Where {who} is, the innermost call first:\n{frames}")
 
     def _restarts(self, member: WorkerSlots) -> bool:
-        return self._restarter is not None and self._restarter.restarts(member.worker)
+        return self._restarter is not None and self._restarter.is_restarting(member.worker)
 
-    def _late(self, exchange: BatchRequest | None = None) -> list[WorkerSlots]:
-        """Those that owe a reply, to an exchange if it is one that is waited for, or can't give one yet."""
-        members = self._fleet.members
-        if exchange is not None:
-            members = [part.member for part in exchange.parts if not part.arrived]
+    def _late(self, request: BatchRequest | None = None) -> list[WorkerSlots]:
+        """Those that owe a reply, to an request if it is one that is waited for, or can't give one yet."""
+        members = self._worker_pool.members
+        if request is not None:
+            members = [part.member for part in request.parts if not part.arrived]
         return [member for member in members if member.worker.busy or self._restarts(member)]
 
-    def _timed_out(self, late: list[WorkerSlots], timeout_s: float, exchange: BatchRequest | None) -> StepTimeout:
+    def _timed_out(self, late: list[WorkerSlots], timeout_s: float, request: BatchRequest | None) -> StepTimeout:
         slots, running, who = self._describe(late)
         error = StepTimeout(
             f"no reply from {who} within timeout_s={timeout_s}; nothing is lost: recv() takes the "
@@ -249,8 +253,8 @@ class ReplyTimeouts:
             slots=slots,
             running=running,
         )
-        if exchange is not None:
-            error.partial = so_far(self._fleet.observations, exchange)
+        if request is not None:
+            error.partial = partial_result(self._worker_pool.observations, request)
         return error
 
     def _describe(self, late: list[WorkerSlots]) -> tuple[tuple[int, ...], tuple[int, ...], str]:

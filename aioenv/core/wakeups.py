@@ -1,16 +1,24 @@
-"""Who wakes the loop for a step of all workers: the one that is last most of the time."""
+"""Waking up for replies: fewer wake-ups of the loop for a step of all workers, and waiting for replies without it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import select
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
 
-from aioenv.core.requests import BatchRequest
 from aioenv.process.channel import ScatterChannel
 
-__all__ = ["WakeupCoalescer"]
+if TYPE_CHECKING:
+    from aioenv.core.requests import BatchRequest
+    from aioenv.core.worker_pool import WorkerSlots
+    from aioenv.process.supervisor import Worker
 
-# So many steps in a row the same worker must have been last before the loop hears of it alone. To be wrong costs less
-# than a step of being right saves.
+__all__ = ["ReplyPoller", "WakeupCoalescer"]
+
+# The same worker must have been the last to reply so many steps in a row before the loop watches it alone. A wrong
+# guess costs less than a right one saves in a step.
 _TIMES = 4
 
 
@@ -29,7 +37,7 @@ class WakeupCoalescer:
 
     def __init__(self, channels: Sequence[ScatterChannel]) -> None:
         self._channels = channels
-        self._exchanges: list[BatchRequest] = []  # the steps that are under way, oldest first
+        self._requests: list[BatchRequest] = []  # the steps that are under way, oldest first
         self._resting: Sequence[ScatterChannel] = ()
         self._last: ScatterChannel | None = None  # whose reply came last
         self._times = 0  # how often in a row
@@ -37,35 +45,35 @@ class WakeupCoalescer:
         for channel in channels:
             channel.on_read = self._on_read
 
-    def begin(self, exchange: BatchRequest) -> None:
+    def begin(self, request: BatchRequest) -> None:
         """A plain step has been sent to all workers."""
-        exchanges = self._exchanges
-        if exchanges:  # one may be used again before anything was read
-            exchanges[:] = [one for one in exchanges if one.open and one is not exchange]
-        exchanges.append(exchange)
+        requests = self._requests
+        if requests:  # one may be used again before anything was read
+            requests[:] = [one for one in requests if one.open and one is not request]
+        requests.append(request)
         if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
             self._resting = [channel for channel in self._channels if channel is not self._last]
             for channel in self._resting:
-                channel.rest()
+                channel.disable_reader()
 
     def _owe_nothing_else(self) -> bool:
         """Whether all but the last one have nothing to answer but these steps."""
         for number, channel in enumerate(self._channels):
-            steps = sum(not exchange.parts[number].arrived for exchange in self._exchanges)
+            steps = sum(not request.parts[number].arrived for request in self._requests)
             if channel is not self._last and len(channel.requests.pending) != steps:
                 return False
         return True
 
     def _on_read(self, channel: ScatterChannel) -> None:
-        exchanges = self._exchanges
-        if not exchanges or self._looking:
+        requests = self._requests
+        if not requests or self._looking:
             return
         if self._resting:
             self._look(len(channel.requests.pending))
-        if exchanges[0].open:
+        if requests[0].open:
             return
-        while exchanges and not exchanges[0].open:
-            del exchanges[0]
+        while requests and not requests[0].open:
+            del requests[0]
         if channel is self._last:
             self._times += 1
         else:
@@ -92,8 +100,63 @@ class WakeupCoalescer:
         resting, self._resting = self._resting, ()
         self._last, self._times = None, 0
         for channel in resting:
-            channel.listen()
+            channel.enable_reader()
 
     def forget(self) -> None:
         """Let go of the last steps."""
-        self._exchanges.clear()
+        self._requests.clear()
+
+
+class ReplyPoller:
+    """Waits for replies on the descriptors of the workers.
+
+    Args:
+        members: the workers.
+    """
+
+    def __init__(self, members: Sequence[WorkerSlots]) -> None:
+        self._workers = [member.worker for member in members]
+        self._by_descriptor: dict[int, Worker] = {}
+        self._polls: dict[tuple[int, ...], select.poll] = {}
+
+    def suffices(self) -> bool:
+        """Whether the loop has nothing to do, like sending what a socket has not taken, or starting a worker again."""
+        return all(worker.poll_fd is not None for worker in self._workers)
+
+    def wait(self, enough: Callable[[], bool], seconds: float) -> bool:
+        """Take in replies until there are enough; blocks.
+
+        Args:
+            enough: whether there are.
+            seconds: how long to wait at most; what is in by then is taken, with 0, too.
+
+        Returns:
+            Whether there are enough. False, maybe at once, if that takes longer, or the loop has to do something first.
+        """
+        by_descriptor = {worker.poll_fd: worker for worker in self._workers}
+        if None in by_descriptor:
+            return enough()
+        if by_descriptor != self._by_descriptor:
+            self._by_descriptor = by_descriptor  # type: ignore[assignment]
+            self._polls.clear()
+        deadline = perf_counter() + seconds
+        while not enough():
+            left = deadline - perf_counter()
+            for descriptor, _ in self._poll().poll(max(0, math.ceil(left * 1e3))):
+                worker = self._by_descriptor[descriptor]
+                worker.poll()
+                if worker.poll_fd is None:  # it has ended: the loop finds out how
+                    return enough()
+            if left <= 0:
+                return enough()
+        return True
+
+    def _poll(self) -> select.poll:
+        """What to sleep on: those that don't rest (see `WakeupCoalescer`)."""
+        descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.reader_disabled)
+        poll = self._polls.get(descriptors)
+        if poll is None:
+            poll = self._polls[descriptors] = select.poll()
+            for descriptor in descriptors:
+                poll.register(descriptor, select.POLLIN)
+        return poll

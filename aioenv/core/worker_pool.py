@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from operator import is_
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,14 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces
 
-from aioenv.core.model_fields import ModelFields
-from aioenv.core.own_envs import check_own_envs
-from aioenv.core.programs import WorkerCode
+from aioenv.core.service_calls import ModelFields
 from aioenv.definitions.restore import FactoryReference
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import dump_code, load
 from aioenv.platform import usable_cpus
-from aioenv.process.async_resource import own_task, to_the_end, together
-from aioenv.process.failures import not_started
+from aioenv.process.async_resource import gather_internal, internal_task, wait_through_cancel
+from aioenv.process.failures import cannot_start
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import Schema, SchemaTable
@@ -46,6 +44,9 @@ from aioenv.worker.specs import restore_values
 from aioenv.worker.vector_service import VectorService
 from aioenv.worker.worker_end import MAX_POLL_S
 
+if TYPE_CHECKING:
+    from aioenv.core.worker_code import WorkerCode
+
 __all__ = ["WorkerPool", "WorkerPoolConfig", "WorkerSlots"]
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
@@ -64,7 +65,7 @@ class WorkerSlots:
 
 
 class WorkerPoolConfig(NamedTuple):
-    """What a fleet is started with; see `AsyncVectorEnv`."""
+    """What a worker_pool is started with; see `AsyncVectorEnv`."""
 
     code: WorkerCode | None  # None: there are no workers
     num_workers: int
@@ -81,7 +82,7 @@ class WorkerPoolConfig(NamedTuple):
     restart: RestartPolicy | None = None
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
-    num_lanes: int = 2  # of shared memory, if any arrays lie there
+    num_shared_batches: int = 2  # of shared memory, if any arrays lie there
     ignored: tuple[str, ...] = ()  # names of signals
     debug: bool = False  # workers are threads of this process
     stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
@@ -105,7 +106,7 @@ class WorkerPool:
         render_modes: of each slot.
         observations, actions: the layouts of the single spaces.
         received: the layout of observations as workers send them.
-        instead: the leaves of it that are others than those of `observations`, by number (see `receive_instead`).
+        instead: the leaves of it that are others than those of `observations`, by number (see `replace_leaf`).
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
         first_checkpoints: of the envs as they were made (see `EnvService.configure`), or None.
         drawn_by: the name of the OpenGL that workers draw observations with; empty if they draw none.
@@ -131,7 +132,7 @@ class WorkerPool:
     spec: Any
     observations: Layout
     received: Layout
-    instead: dict[int, Leaf]
+    replaced: dict[int, Leaf]
     actions: Layout
     sources: list[MujocoSource | None]
     drawn_by: str
@@ -139,25 +140,25 @@ class WorkerPool:
     first_checkpoints: dict[WorkerSlots, Any]
     steps_some: bool
     _alike: set[Worker]  # whose first env has the very spaces that were agreed on
-    lanes: list[SharedBatch]
+    shared_batches: list[SharedBatch]
 
     def __init__(self, config: WorkerPoolConfig) -> None:
         self._config = config
         self.vectorized = config.vectorized
         self.members = []
-        self.lanes = []
+        self.shared_batches = []
         self.stats = config.stats
         self.episodes = config.episodes
         self.model_fields: ModelFields | None = None
         self._plane: SharedLayout | None = None
-        self._memory: Shared | None = None
+        self._memory: SharedMemory | None = None
         self.seed_plan: SeedPlan | None = None
         assert config.code is not None
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
         self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
         same: dict[Schema, Schema] = {}
-        said: set[str] = set()
+        seen_warnings: set[str] = set()
         # with fewer CPUs than workers, one that polls keeps another from its work
         affinity = config.cpu_affinity
         cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
@@ -197,7 +198,7 @@ class WorkerPool:
                 poll_s=poll_s,
                 env=config.worker_env[index],
                 log_prefix=config.log_prefix,
-                said=said,
+                seen_warnings=seen_warnings,
                 preload=config.preload,
                 needed=config.needed,
                 registry=config.code.registry,
@@ -206,8 +207,8 @@ class WorkerPool:
                 start_timeout_s=config.start_timeout_s,
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
                 cpu_share=cpu_share,
-                ignored=config.ignored,
-                here=run_in_thread if config.debug else None,
+                ignored_signals=config.ignored,
+                thread_target=run_in_thread if config.debug else None,
             )
             self.members.append(WorkerSlots(worker, start, stop, SchemaTable(same)))
 
@@ -233,7 +234,7 @@ class WorkerPool:
             self.abandon()
             raise
         except BaseException:
-            await to_the_end(together(*(member.worker.kill() for member in self.members)))
+            await wait_through_cancel(gather_internal(*(member.worker.close_now() for member in self.members)))
             self._free()
             raise
 
@@ -243,13 +244,13 @@ class WorkerPool:
             if self._config.seeds is not None:
                 self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
             if self._config.transport != "frames":
-                self._memory = Shared.create()
+                self._memory = SharedMemory.create()
         except OSError as exc:
-            raise not_started("workers", exc) from exc
+            raise cannot_start("workers", exc) from exc
         for member in self.members:
             member.worker.memory = self._memory
 
-    def receive_instead(self, key: str | None, space: Space[Any]) -> int:
+    def replace_leaf(self, key: str | None, space: Space[Any]) -> int:
         """Workers send something else than the user is given: to be called between `start` and `configure`.
 
         Args:
@@ -264,7 +265,7 @@ class WorkerPool:
         self.observations = Layout(space)
         path = "" if key is None else f"[{key!r}]"
         (number,) = (i for i, leaf in enumerate(self.received.leaves) if leaf.path == path)
-        self.instead = {number: self.received.leaves[number]}
+        self.replaced = {number: self.received.leaves[number]}
         return number
 
     async def configure(self, state_size: int, draws_late: bool) -> None:
@@ -276,7 +277,9 @@ class WorkerPool:
         self._lay_out_memory()
         self._configuration = (state_size, draws_late, self.checkpoint_size, self._plane)
         workers = [member.worker for member in self.members]
-        each = (worker.settle(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers)
+        each = (
+            worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers
+        )
         self.first_checkpoints = dict(zip(self.members, await _all_of(each), strict=True))
 
     async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
@@ -297,10 +300,10 @@ class WorkerPool:
         observations, actions = self.received, self.actions
         num_envs, num_workers = self.members[-1].stop, len(self.members)
         plane = choose_shared_layout(
-            self._config.transport, observations, actions, num_envs, num_workers, self._config.num_lanes
+            self._config.transport, observations, actions, num_envs, num_workers, self._config.num_shared_batches
         )
-        if plane is not None and self.instead:  # nobody is given these
-            plane = plane._replace(observations=tuple(i for i in plane.observations if i not in self.instead))
+        if plane is not None and self.replaced:  # nobody is given these
+            plane = plane._replace(observations=tuple(i for i in plane.observations if i not in self.replaced))
         if plane is None or not (plane.observations or plane.actions):
             self._free_memory()
             return
@@ -312,7 +315,7 @@ class WorkerPool:
             self._free_memory()
             return
         self._plane = plane
-        self.lanes = plane.batches(memory, observations, actions)
+        self.shared_batches = plane.batches(memory, observations, actions)
 
     def _free(self) -> None:
         """Let go of all that is shared with workers."""
@@ -324,21 +327,21 @@ class WorkerPool:
 
     def _free_memory(self) -> None:
         """Let go of the memory: what is mapped lives as long as anybody has an array of it."""
-        self.lanes = []
+        self.shared_batches = []
         if self._memory is not None:
             self._memory.close()
         for member in self.members:
             member.worker.memory = None  # or its next process would be given a descriptor that is closed
 
     def seeds(
-        self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, anew: bool
+        self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, restarts_plan: bool
     ) -> list[int | None]:
         """One seed for each of `slots`: as it was given, or as planned where all begin anew and none was.
 
         Raises:
             ValueError: if a list has another length than there are slots.
         """
-        if seed is None and anew and self.seed_plan is not None:
+        if seed is None and restarts_plan and self.seed_plan is not None:
             return self.seed_plan.first_seeds(slots.tolist())
         return spread_seeds(seed, slots, len(self._owners))
 
@@ -354,7 +357,7 @@ class WorkerPool:
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""
         try:
-            await together(*(member.worker.close(grace_s) for member in self.members))
+            await gather_internal(*(member.worker.close(grace_s) for member in self.members))
         finally:
             self._free()
 
@@ -377,7 +380,7 @@ class WorkerPool:
 
         workers = [member.worker for member in self.members]
         self.model_fields = ModelFields([worker.description[0].model_fields for worker in workers], workers)
-        check_own_envs(workers)
+        _check_own_envs(workers)
         for worker in workers:
             first: EnvDescription = worker.description[0]
             for d in worker.description:
@@ -421,11 +424,35 @@ class WorkerPool:
         self.single_action_space = action_spaces[0]
         self.action_space = batch_space(self.single_action_space, n)
         self.observations = self.received = Layout(self.single_observation_space)
-        self.instead = {}
+        self.replaced = {}
         self.actions = Layout(self.single_action_space, bounded=not self._config.lenient)
         agreed = (self.single_observation_space, self.single_action_space)
         firsts = ((observation_spaces[m.start], action_spaces[m.start]) for m in self.members)
         self._alike = {worker for worker, own in zip(workers, firsts, strict=True) if all(map(is_, own, agreed))}
+
+
+def _check_own_envs(workers: Iterable[Worker]) -> None:
+    """Raise if two slots of a process have the same env, at any depth of their wrappers: each would step the other's.
+
+    Args:
+        workers: just started, in the order of their slots, with the descriptions of their services.
+
+    Raises:
+        WorkerStartError: naming both slots.
+    """
+    owners: dict[tuple[int | None, int], int] = {}  # slots by process and `id`
+    for worker in workers:
+        for slot, description in zip(worker.slots, worker.description, strict=True):
+            for number, name in description.layers:
+                owner = owners.setdefault((worker.pid, number), slot)
+                if owner != slot:
+                    raise WorkerStartError(
+                        f"slots {owner} and {slot} have the same env, a {name}: each step of one slot would also be a "
+                        "step of the other. A factory must make a new env in each call, but one returned, or wrapped, "
+                        "an env that was made before (by functools.lru_cache, a global or a singleton)",
+                        slots=(owner, slot),
+                        pid=worker.pid,
+                    )
 
 
 def _check_resumable(descriptions: list[EnvDescription]) -> None:
@@ -466,7 +493,7 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
 
 async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What all give. If one raises, or this is cancelled, the others are cancelled; of several errors the first."""
-    tasks = [own_task(coroutine) for coroutine in coroutines]
+    tasks = [internal_task(coroutine) for coroutine in coroutines]
     cancelled = None
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -43,7 +43,7 @@ from aioenv.inprocess.owned_env import END_S, SINGLE_ARRAY, OwnedEnv, ends_progr
 from aioenv.inprocess.requests import InProcessRequest, InProcessRequests
 from aioenv.inprocess.rollout import InProcessGroup, InProcessRollout
 from aioenv.ipc.messages import reason_of, traceback_of
-from aioenv.process.async_resource import together
+from aioenv.process.async_resource import gather_internal
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, replace_states
 from aioenv.rendering.step_images import StepImages
@@ -64,8 +64,10 @@ from aioenv.worker.vector_access import (
 )
 
 if TYPE_CHECKING:
+    from aioenv.process.supervisor import Worker
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.step_pool import StepRenderPool
+    from aioenv.tracing.timeline import Trace
 
 __all__ = ["RUN_IN", "InProcessBackend"]
 
@@ -108,7 +110,6 @@ class InProcessBackend:
     """
 
     history = None  # there is no worker whose slots could be resumed
-    members: Sequence[Any] = ()  # there are no worker processes
     single_observation_space: Space[Any]
     observation_space: Space[Any]
     single_action_space: Space[Any]
@@ -148,12 +149,17 @@ class InProcessBackend:
         self._requests = InProcessRequests(self.table, num_envs, self._error)
         self._closing = False
         self.episodes: InProcessEpisodeTracker | None = None
-        self.schedule: InProcessBackend | None = None  # itself, once it is started
+        self.backend: InProcessBackend | None = None  # itself, once it is started
 
     @property
-    def fleet(self) -> Self:
-        """The object that knows the spaces."""
+    def env_info(self) -> Self:
+        """The spaces and metadata of the env."""
         return self
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The worker processes: there are none."""
+        return ()
 
     # ------------------------------------------------------------ start and end
 
@@ -183,7 +189,7 @@ class InProcessBackend:
         except BaseException:
             await self.close(END_S)
             raise
-        self.schedule = self
+        self.backend = self
 
     def _make_env(self) -> Any:
         env = make_vector_env(self._factory, self.num_envs)
@@ -246,7 +252,7 @@ class InProcessBackend:
         return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
 
     @property
-    def render_workers(self) -> Sequence[Any]:
+    def render_workers(self) -> Sequence[Worker]:
         """The workers of the pools."""
         return [worker for pool in self.pools for worker in pool.workers]
 
@@ -266,7 +272,7 @@ class InProcessBackend:
             try:
                 self._env.end()
             finally:
-                await together(*(pool.close() for pool in self.pools))
+                await gather_internal(*(pool.close() for pool in self.pools))
             if not await self._env.join(grace_s):
                 _log.warning(
                     "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
@@ -310,6 +316,7 @@ class InProcessBackend:
         if self._requests.abandoned:
             await self.drain(timeout_s)
         self.table.check_send(_ALL, "step", reset=False)
+        self.table.note_steps(_ALL)
         inline = self._runs_inline(self._env.step_times, timeout_s)
         if inline and not self.draws:
             value: StepResult | EnvError
@@ -344,6 +351,7 @@ class InProcessBackend:
         """
         checked = self.checked_actions(actions)
         self.table.check_send(_ALL, "step", reset=False)
+        self.table.note_steps(_ALL)
         value: StepResult | EnvError | None = None
         try:
             with HeldSignals(SIGINT, twice=False):
@@ -382,11 +390,11 @@ class InProcessBackend:
 
     async def _step_live(self, actions: Any, timeout_s: float | None) -> StepResult:
         """Step the slots that are not paused; the env gives the last observations of the others."""
-        whole = self.actions.assemble(*self.actions.take_apart(actions, self.num_envs, self.table.live))
+        whole = self.actions.assemble(*self.actions.take_apart(actions, self.num_envs, self.table.active))
         await self.drain(timeout_s)
-        if not len(self.table.live):
+        if not len(self.table.active):
             await asyncio.sleep(0)  # a loop of steps must let others run; later, the images would be shown already
-        paused, live = self.table.paused, self.table.live
+        paused, live = self.table.paused, self.table.active
         request = self.start_step(whole, live, "step", shows_all=True, timeout_s=timeout_s)
         value: StepResult = await self.result(request, timeout_s)
         return value if paused is None else value._replace(info={**value.info, "_active": ~paused})
@@ -396,7 +404,7 @@ class InProcessBackend:
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask."""
         await self.drain(timeout_s)
-        paused, live = self.table.paused, self.table.live
+        paused, live = self.table.paused, self.table.active
         slots = live if mask is None else live[mask[live]]
         if len(slots):
             request = self.start_reset(slots, seed, options, "reset", asked=live, shows_all=True, timeout_s=timeout_s)
@@ -408,6 +416,11 @@ class InProcessBackend:
         return ResetResult(value.obs, value.info if paused is None else {**value.info, "_active": ~paused})
 
     # ------------------------------------------------------------ requests to some slots
+
+    def check_steps_some(self, name: str, slots: Slots) -> None:
+        """Raise if the env can't step these slots without the others (see `Backend.check_steps_some`)."""
+        if len(slots) and not self.steps_some:
+            raise refuse_some(name, self.kind)
 
     def group(self, slots: Slots) -> InProcessGroup:
         """Make a group of some slots, ascending."""
@@ -446,6 +459,7 @@ class InProcessBackend:
         if some is not None and not self.steps_some:
             raise refuse_some(name, self.kind)
         self.table.check_send(slots, name, reset=False)
+        self.table.note_steps(slots)
         inline = self._runs_inline(self._env.step_times, timeout_s)
         request = self._requests.start(slots, awaited=awaited, shows_all=shows_all)
         self._run(request, inline, partial(self._env.step, actions, True, request.images, some))
@@ -544,7 +558,7 @@ class InProcessBackend:
 
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to some slots; blocks for at most as long as the loop may be blocked."""
-        numbers, paused = self.table.named(slots), self.table.paused
+        numbers, paused = self.table.slot_numbers(slots), self.table.paused
         used = None if paused is None else np.flatnonzero(~paused[numbers])
         arrays, objects = self.actions.take_apart(actions, len(numbers), used)
         if not self.steps_some and len(numbers) < self.num_envs:
@@ -565,7 +579,7 @@ class InProcessBackend:
         self, slots: Iterable[int] | None, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
     ) -> None:
         """Begin episodes in some slots; blocks for at most as long as the loop may be blocked."""
-        named = self.table.named(slots)
+        named = self.table.slot_numbers(slots)
         keep = self.table.leave_out_paused(named, "send_reset", by_name=slots is not None)
         seed = normalize_seed(seed, len(named), self.num_envs)
         if not len(keep):
@@ -629,17 +643,17 @@ class InProcessBackend:
 
     # ------------------------------------------------------------ calls
 
-    async def for_each(
+    async def call_service(
         self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]
     ) -> tuple[Any, ...]:
-        """Call a method of `VectorCalls` (see `RequestScheduler.for_each`), on the env's thread if it has one.
+        """Call a method of `VectorCalls` (see `Backend.call_service`), on the env's thread if it has one.
 
         Raises:
             PendingCallError: if a slot has a request in flight.
             EnvError: if the env raised.
             StepTimeout: if it took too long; the result is dropped.
         """
-        rows = np.sort(self.table.named(slots)).tolist()
+        rows = np.sort(self.table.slot_numbers(slots)).tolist()
         self.table.check_call(self._all_slots, what)
         work = partial(self._call, method, rows, *arguments(rows))
         thread = self._env.thread
@@ -673,10 +687,13 @@ class InProcessBackend:
             raise ValueError(f"model_field: {type(env.unwrapped).__name__} is no NativeMujocoEnv")
         return env.unwrapped.model_field(name)  # type: ignore[no-any-return]
 
-    @property
-    def patience(self) -> Self:
-        """The object that waits for images."""
-        return self
+    def attach_trace(self, trace: Trace | None) -> None:
+        """Record images in a timeline from now on; None: no longer."""
+        if self.images is not None:
+            self.images.trace = trace
+
+    def forget_code(self) -> None:
+        """Do nothing (see `Session.forget_code`)."""
 
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
         """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""

@@ -10,24 +10,20 @@ import numpy.typing as npt
 
 from aioenv.assign import spread
 from aioenv.core.backend import InitialState, StepOutcome
-from aioenv.core.results import ResetResult, SlotStep, StepResult
+from aioenv.core.results import StepResult
 from aioenv.errors import EnvError
 from aioenv.inprocess.arrays import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
-from aioenv.rollout.episode_stepper import SteppedSlots
-from aioenv.rollout.subset import info_of, one_action
 from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.seeding import normalize_slot_seed
 from aioenv.worker.vector_access import with_rows
 
 if TYPE_CHECKING:
     from aioenv.inprocess.backend import InProcessBackend
 
-__all__ = ["InProcessEpisodeStepper", "InProcessGroup", "InProcessRollout", "InProcessSingleSlot"]
+__all__ = ["InProcessGroup", "InProcessRollout"]
 
 Slots = npt.NDArray[np.int64]
-Objects = list[list[Any]]
 
 
 class InProcessRollout:
@@ -46,7 +42,7 @@ class InProcessRollout:
         There is one group if the env steps all slots at once, or if a slot's results depend on the slots that are
         stepped with it.
         """
-        live = self._backend.table.live
+        live = self._backend.table.active
         groups = min(groups, len(live)) if self._backend.splits else 1
         return [self._backend.group(live[start:stop]) for start, stop in spread(len(live), groups)]
 
@@ -62,7 +58,7 @@ class InProcessRollout:
     def sent(self) -> None:
         """Do nothing (see `RolloutBackend.sent`)."""
 
-    def ended(self, seen: InitialState | None) -> None:
+    def ended(self, state: InitialState | None) -> None:
         """Do nothing (see `RolloutBackend.ended`): asking this env is as fast as finding out whether to ask."""
 
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
@@ -148,105 +144,3 @@ class InProcessGroup:
         request, self._request = self._request, None
         if request is not None:
             self._backend.abandon_request(request)
-
-
-class InProcessEpisodeStepper:
-    """Step some slots and reset others (see `EpisodeStepper`), in this process.
-
-    Args:
-        backend: the backend of the env.
-    """
-
-    def __init__(self, backend: InProcessBackend) -> None:
-        self._backend = backend
-        self.obs = backend.observations.zeros(backend.num_envs)
-        self.objects = backend.observations.no_objects(backend.num_envs)
-
-    async def move(
-        self, stepped: Sequence[int], arrays: Arrays, objects: Objects, seeds: Mapping[int, int | None]
-    ) -> SteppedSlots | None:
-        """Step some slots, and reset others (see `EpisodeStepper.move`)."""
-        backend = self._backend
-        requests: list[tuple[InProcessRequest, Slots]] = []
-        values = []
-        try:
-            if stepped:
-                slots = np.array(stepped)
-                whole = backend.actions.assemble(arrays, objects)
-                requests.append((backend.start_step(whole, slots, "episodes"), slots))
-            if seeds:
-                slots = np.array(sorted(seeds))
-                requests.append((backend.start_reset(slots, backend.seeds_of(seeds), None, "episodes"), slots))
-            while requests:
-                request, slots = requests.pop(0)
-                value = await backend.result(request)
-                self._put(value.obs, slots)
-                values.append(value)
-        except BaseException:
-            for request, _ in requests:
-                backend.abandon_request(request)
-            raise
-        if not stepped:
-            return None
-        step, rows = values[0], list(stepped)
-        return SteppedSlots(
-            step.reward[rows], step.terminated[rows], step.truncated[rows], lambda row: info_of(step.info, rows[row])
-        )
-
-    def _put(self, obs: Any, slots: Slots) -> None:
-        arrays, objects = self._backend.split_obs(obs)
-        for mine, theirs in zip(self.obs, arrays, strict=True):
-            mine[slots] = theirs[slots]
-        for column, items in zip(self.objects, objects, strict=True):
-            for slot in slots.tolist():
-                column[slot] = items[slot]
-
-
-# ---------------------------------------------------------------- one slot
-
-
-class InProcessSingleSlot:
-    """Step and reset one slot at a time, with results that are no batches.
-
-    Args:
-        backend: the backend of the env.
-    """
-
-    def __init__(self, backend: InProcessBackend) -> None:
-        self._backend = backend
-
-    async def step_at(self, slot: int, action: Any) -> SlotStep:
-        """Step one slot (see `AsyncVectorEnv.step_at`)."""
-        group = self._group(slot, "step_at")
-        arrays, objects = one_action(self._backend.actions, action)
-        await self._backend.drain()
-        group.send_arrays(arrays, objects, "step_at")
-        result = await group.recv()
-        if result.error is not None:
-            raise result.error
-        info = info_of(result.infos[0][0], int(group.slots[0]))
-        return SlotStep(
-            self._backend.observations.rows(result.obs, result.objects)[0],
-            float(result.reward[0]),
-            bool(result.terminated[0]),
-            bool(result.truncated[0]),
-            info,
-        )
-
-    async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:
-        """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
-        group = self._group(slot, "reset_at")
-        number = int(group.slots[0])
-        seed = normalize_slot_seed(seed)
-        await self._backend.drain()
-        group.send_reset(group.slots, {number: seed}, options, "reset_at")
-        result = await group.recv()
-        if result.error is not None:
-            raise result.error
-        (obs,) = self._backend.observations.rows(result.obs, result.objects)
-        return ResetResult(obs, info_of(result.infos[0][0], number))
-
-    def _group(self, slot: int, name: str) -> InProcessGroup:
-        number = self._backend.table.named([slot])
-        self._backend.table.leave_out_paused(number, name, by_name=True)
-        return self._backend.group(number)

@@ -17,7 +17,7 @@ from aioenv.loops.progress import no_bar, progress_bar
 from aioenv.loops.video import LEAST_FPS, MOST_FPS, TiledVideo, fps_of, is_fps
 from aioenv.make import make_vec
 from aioenv.rendering.config import RenderConfig
-from aioenv.rollout.rollout import Policy, are_pairs, split_answer, takes_slots
+from aioenv.rollout.rollout import Policy, is_pair_space, split_answer, takes_slots
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["Recording", "record"]
@@ -119,7 +119,7 @@ async def _record(
     video.fps = fps_of(envs.metadata) if fps is None else float(fps)
     envs.action_space.seed(seed)
     given = {"slots": np.arange(envs.num_envs)} if policy is not None and takes_slots(policy) else {}
-    pairs = are_pairs(envs.single_action_space)
+    pairs = is_pair_space(envs.single_action_space)
 
     async def choose(obs: Any) -> Any:
         if policy is None:

@@ -1,1 +1,1 @@
-"""Modders: how a model looks, changed at random or by hand, and back."""
+"""Modders: edit how a model looks, at random or by hand, and restore it."""

@@ -1,1 +1,1 @@
-"""Images of MuJoCo states, drawn in processes of their own."""
+"""Images of MuJoCo states, drawn by render workers or by the workers of envs."""

@@ -1,4 +1,4 @@
-"""The messages between render pools and their workers: what a RENDER frame asks for, and what its reply tells.
+"""The messages between render pools and their workers: what a RENDER frame asks for, and what its reply has.
 
 The fixed part of a RENDER frame is the states, one row after the other; its payload is a `DrawRequest`. The reply has
 the images as its fixed part unless the worker draws into shared memory. Its payload is how long the drawing took.

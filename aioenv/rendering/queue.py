@@ -205,7 +205,7 @@ class RenderQueue:
         self._repeated: deque[_Chunk] = deque()
         self._in_flight: deque[_Chunk] = deque()
         self._down = False  # the process has died, and is being restarted
-        self._closed_by: Exception | None = None  # the error of all that is added: nothing is drawn any more
+        self._end_error: Callable[[], Exception] | None = None  # makes errors of jobs, if nothing is drawn any more
         self._late_error: Exception | None = None  # the process was killed for being late
         self._blamed = False  # the chunk that the process died over is known
         self._watchdog = Watchdog(policy.timeout_s, self._on_late)
@@ -218,8 +218,8 @@ class RenderQueue:
 
     def add(self, job: DrawJob, rows: Rows) -> None:
         """Have these rows of a job drawn; never blocks."""
-        if self._closed_by is not None:
-            job.on_failed(rows, self._closed_by)
+        if self._end_error is not None:
+            job.on_failed(rows, self._end_error())
             return
         self._shares.append((job, rows))
         self._send_more()
@@ -276,7 +276,7 @@ class RenderQueue:
             chunk.fail(error)
         elif not chunk.failed:
             assert isinstance(outcome, Frame)
-            chunk.job.on_drawn(chunk.rows, staged, load_seconds(outcome.tail))
+            chunk.job.on_drawn(chunk.rows, staged, load_seconds(outcome.payload))
         self._send_more()
 
     def _on_death_over(self, chunk: _Chunk, death: SlotError) -> None:
@@ -300,15 +300,15 @@ class RenderQueue:
         chunk, most = self._in_flight[0], self._policy.max_redraws
         if self._late_error is not None and most is not None and chunk.deaths >= most:
             chunk.fail(self._late_error)  # now, not when the process is gone
-        self._worker.strike(f"it finished no image for timeout_s={self._policy.timeout_s}")
+        self._worker.kill(f"it finished no image for timeout_s={self._policy.timeout_s}")
 
     # ------------------------------------------------------------ the worker's end
 
     def on_death(self, worker: Worker) -> None:
         """Have the worker restarted, after its requests have failed with its death."""
         self._down = self._watchdog.first = True
-        death = worker.death()
-        if self._restarter is None or not self._restarter.hold(worker, death, self._on_back, self._on_lost):
+        death = worker.death_error()
+        if self._restarter is None or not self._restarter.queue_request(worker, death, self._on_back, self._on_lost):
             self._on_lost(death)
 
     def _on_back(self) -> None:
@@ -317,26 +317,29 @@ class RenderQueue:
         self._send_more()
 
     def _on_lost(self, death: WorkerDied) -> None:
-        self.close(self._error(death))
+        self._end(lambda: self._error(death))
 
     def _error(self, death: SlotError) -> Exception:
         return _reply_error(self._worker, death) or death
 
     def close(self, error: Exception) -> None:
         """Fail all that is and will be in the queue."""
-        self._closed_by = error
+        self._end(lambda: error)
+
+    def _end(self, make_error: Callable[[], Exception]) -> None:
+        self._end_error = make_error
         self._watchdog.close()
         chunks, shares = [*self._repeated, *self._in_flight], [*self._shares]
         self._repeated.clear()
         self._shares.clear()
         for chunk in chunks:
-            chunk.fail(error)
+            chunk.fail(make_error())
         for job, rows in shares:
-            job.on_failed(rows, error)
+            job.on_failed(rows, make_error())
 
 
 def _reply_error(worker: Worker, outcome: Frame | SlotError) -> RenderError | None:
-    """Return the error that a reply tells of; None if it has the images."""
+    """Return the error of a reply; None if it has the images."""
     if isinstance(outcome, SlotError):
         error = RenderError(f"render worker {worker.index} is gone: {outcome}")
         error.__cause__ = outcome
@@ -344,7 +347,7 @@ def _reply_error(worker: Worker, outcome: Frame | SlotError) -> RenderError | No
             error.add_note(note)
         return error
     if outcome.kind is Kind.FAILURE:
-        failure = load(outcome.tail)
+        failure = load(outcome.payload)
         text = f"{failure.type_name}: {failure.message}\n{failure.traceback}"
         return RenderError(f"render worker {worker.index} failed: {text}")
     return None

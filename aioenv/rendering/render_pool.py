@@ -49,7 +49,7 @@ from aioenv.rendering.render_service import pool_service
 from aioenv.rendering.workers import RenderWorkers
 from aioenv.spaces.layout import byte_view
 from aioenv.state.render_source import dump_model
-from aioenv.tracing.timeline import Trace, Traced, wanted
+from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 
 __all__ = ["DrawRate", "RenderCall", "RenderPool"]
 
@@ -338,7 +338,7 @@ class RenderPool(AsyncResource, Traced):
         return await super()._ensure_started()
 
     async def _start(self) -> None:
-        path = wanted()
+        path = path_from_environment()
         await self._workers.start()
         if path is not None:
             self.trace(path)
@@ -357,12 +357,12 @@ class RenderPool(AsyncResource, Traced):
             try:
                 await self._workers.close()
             finally:
-                self._end_trace()
+                self._stop_trace()
                 self._ring.clear()
 
     def _abandon(self) -> None:
         self._workers.abandon()
-        self._end_trace()
+        self._stop_trace()
 
     def _check_running(self) -> asyncio.AbstractEventLoop:
         """Return the loop, if the pool is started, open, and used from its loop."""
@@ -409,7 +409,7 @@ class RenderPool(AsyncResource, Traced):
                 queue.trace = trace
                 worker.trace(trace.tracks[worker.index] if trace is not None else None)
 
-        return self._begin_trace(path, [f"render worker {worker.index}" for worker in workers.workers], attach)
+        return self._start_trace(path, [f"render worker {worker.index}" for worker in workers.workers], attach)
 
     # ------------------------------------------------------------ images
 

@@ -166,7 +166,7 @@ class StepRenderPool:
         """Count a worker that is about to be killed; with on_timeout="kill" it is not restarted."""
         self.replaced += 1
         if self._kills_for_good and self._workers.restarter is not None:
-            self._workers.restarter.forsake(worker)
+            self._workers.restarter.disable_restart(worker)
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -195,7 +195,7 @@ class StepRenderPool:
         return [
             worker
             for worker, queue in zip(self.workers, queues, strict=True)
-            if (restarter is not None and restarter.restarts(worker))
+            if (restarter is not None and restarter.is_restarting(worker))
             or (self._timeout_s is not None and queue.recovering)
         ]
 

@@ -15,11 +15,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "BatchRequest": ("done", "open", "waiting"),
     "Decoder": ("_head", "_header", "_spill", "_wanted", "chain", "error", "feed", "frames"),
     "Encoder": ("chain",),
-    "Requests": ("abandoned", "generation", "next", "pending"),
-    "ScatterChannel": ("decoder", "encoder", "fd", "keep", "requests", "unsent"),
+    "OutstandingRequests": ("abandoned", "generation", "next_id", "pending"),
+    "ScatterChannel": ("decoder", "encoder", "fd", "requests", "send_later", "unsent"),
     "SchemaTable": ("_schemas",),
-    "Worker": ("express",),
-    "WorkerRequest": ("arrived", "express", "member", "request", "slots", "start", "stop"),
+    "Worker": ("fast_channel",),
+    "WorkerRequest": ("arrived", "fast_reply", "member", "request_id", "slots", "start", "stop"),
     "WorkerSlots": ("schemas", "start", "worker"),
 }
 # attributes of numpy's and asyncio's objects

@@ -28,8 +28,8 @@ enum {
 
 /* Fields of named tuples. */
 enum { FAST_PATH_VIEWS, FAST_PATH_ACTIONS, FAST_PATH_STEPS, FAST_PATH_RESETS, FAST_PATH_PENDING, FAST_PATH_SEEDS, FAST_PATH_AT_END, FAST_PATH_MARK, FAST_PATH_INTO, FAST_PATH_FIXED_OF, FAST_PATH_SCHEMAS, FAST_PATH_FIXED, FAST_PATH_WRITE_EXTRAS, FAST_PATH_FIELDS }; /* aioenv.worker.service.FastPath */
-enum { PENDING_INTO, PENDING_ON_REPLY, PENDING_COUNTED, PENDING_FIELDS }; /* aioenv.process.connection.PendingReply */
-enum { COUNTED_PART, COUNTED_WHOLE, COUNTED_READ, COUNTED_ALWAYS, COUNTED_FIELDS }; /* aioenv.process.connection.CountedReply */
+enum { PENDING_INTO, PENDING_ON_REPLY, PENDING_FAST_PATH, PENDING_FIELDS }; /* aioenv.process.connection.PendingReply */
+enum { FAST_REPLY_PART, FAST_REPLY_WHOLE, FAST_REPLY_READ, FAST_REPLY_ALWAYS, FAST_REPLY_FIELDS }; /* aioenv.process.connection.FastReply */
 enum { COLUMNS_POSITIONS, COLUMNS_SCHEMA, COLUMNS_VALUES, COLUMNS_FIELDS }; /* aioenv.spaces.infos.Columns */
 enum { SCHEMA_COLUMNS, SCHEMA_FLOATS, SCHEMA_BY_ROW, SCHEMA_FIELDS }; /* aioenv.spaces.infos.Schema */
 enum { COLUMN_PATH, COLUMN_DTYPE, COLUMN_SHAPE, COLUMN_IS_DICT, COLUMN_IS_PYTHON, COLUMN_AS_OBJECTS, COLUMN_FIELDS }; /* aioenv.spaces.infos.Column */
@@ -52,20 +52,21 @@ enum { NAME_KEY, NAME_MASK_KEY, NAME_DTYPE, NAME_SHAPE, NAME_FIELDS }; /* aioenv
     name(done) \
     name(encoder) \
     name(error) \
-    name(express) \
+    name(fast_channel) \
+    name(fast_reply) \
     name(fd) \
     name(feed) \
     name(frames) \
     name(generation) \
     name(itemsize) \
-    name(keep) \
     name(member) \
-    name(next) \
+    name(next_id) \
     name(open) \
     name(pending) \
-    name(request) \
+    name(request_id) \
     name(requests) \
     name(schemas) \
+    name(send_later) \
     name(set_result) \
     name(slots) \
     name(start) \

@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import Any
 
 from aioenv.core.arguments import check_recv, check_timeout
-from aioenv.core.reply_poller import ReplyPoller
 from aioenv.core.requests import BatchRequest
 from aioenv.core.results import Ready, StepResult
 from aioenv.core.scheduler import RequestScheduler
+from aioenv.core.wakeups import ReplyPoller
 from aioenv.errors import NoAsyncCallError
 from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.vector_env import AsyncVectorEnv
@@ -33,9 +33,10 @@ class BlockingStepper:
     def __init__(self, portal: Portal, envs: AsyncVectorEnv) -> None:
         self.portal = portal
         self.envs = envs
-        scheduler = envs._scheduler
-        inline = isinstance(scheduler, RequestScheduler) and scheduler.needs_replies_only
-        self.poller = ReplyPoller(scheduler.fleet.members if scheduler is not None and inline else ())
+        backend = envs._backend
+        self.scheduler = scheduler = backend if isinstance(backend, RequestScheduler) else None
+        inline = scheduler is not None and scheduler.needs_replies_only
+        self.poller = ReplyPoller(scheduler.worker_pool.members if scheduler is not None and inline else ())
         portal.may_pause = self.poller.suffices if inline else None
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
@@ -82,7 +83,7 @@ class BlockingStepper:
 
     def _recv_inline(self, signals: list[Any], ready: list[Ready], min_slots: int, max_slots: int | None) -> None:
         """Take results into `ready`, if they arrive soon."""
-        scheduler, clock = self.envs._scheduler, self.envs._clock
+        scheduler, clock = self.scheduler, self.envs._clock
         if scheduler is None or scheduler.closing or not scheduler.outstanding:
             return
         wanted = min_slots if max_slots is None else min(min_slots, max_slots)
@@ -90,7 +91,7 @@ class BlockingStepper:
         try:
             enough = self.poller.wait(lambda: scheduler.has_ready(wanted), _inline_limit(scheduler, None))
             if enough and not signals:
-                ready.append(scheduler.take(max_slots))
+                ready.append(scheduler.take_ready(max_slots))
         finally:
             wait.end()
 
@@ -104,6 +105,7 @@ class BlockingStep:
 
     def __init__(self, stepper: BlockingStepper, given: bool, timeout_s: float | None) -> None:
         self._portal, self._envs, self._poller = stepper.portal, stepper.envs, stepper.poller
+        self._scheduler = stepper.scheduler
         self._given = given
         self._timeout_s = timeout_s
         self._request: BatchRequest | None = None  # sent, and left to `recv`
@@ -128,10 +130,10 @@ class BlockingStep:
             self._call.wait_started()
 
     def _send_inline(self, signals: list[Any], actions: Any, finish: bool) -> None:
-        scheduler = self._envs._scheduler
-        if scheduler is None or not scheduler.steps_here or self._envs.closed:
+        scheduler = self._scheduler
+        if scheduler is None or not scheduler.can_submit_step or self._envs.closed:
             return
-        request = scheduler.begin_step(actions, given=self._given)
+        request = scheduler.submit_step(actions, given=self._given)
         self._request, self._future = request, request.done
         if not finish or not self._finish_inline(scheduler, request, signals):
             scheduler.leave(request)
@@ -139,7 +141,7 @@ class BlockingStep:
                 self._portal.request_turn()
 
     def _wait_inline(self, signals: list[Any], timeout_s: float | None) -> None:
-        scheduler, request = self._envs._scheduler, self._request
+        scheduler, request = self._scheduler, self._request
         if scheduler is None or request is None or scheduler.closing:
             return
         try:
@@ -157,7 +159,7 @@ class BlockingStep:
         self._waited_inline = True
         wait = self._envs._clock.envs.begin()
         try:
-            scheduler.dispatch.poll(request)
+            scheduler.dispatcher.poll(request)
             limit = _inline_limit(scheduler, self._timeout_s)
             limit = limit if timeout_s is None else min(limit, timeout_s)
             arrived = self._poller.wait(lambda: not request.open, limit)
@@ -221,13 +223,20 @@ class BlockingStep:
 
 def _inline_limit(scheduler: RequestScheduler, timeout_s: float | None) -> float:
     """Return how long an inline wait may last, in seconds, given the wait's own limit."""
-    limit = scheduler.patience.limit(timeout_s)
+    limit = scheduler.timeouts.limit(timeout_s)
     return MAX_PAUSE_S if limit is None else min(MAX_PAUSE_S, limit)
+
+
+def _scheduler_of(envs: AsyncVectorEnv) -> RequestScheduler:
+    """Return the scheduler of a vector env over workers, if it may be used now."""
+    backend = envs._check_running()
+    assert isinstance(backend, RequestScheduler)
+    return backend
 
 
 async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: float | None) -> StepResult:
     if given:
-        return await envs._check_running().step(actions, given=True, timeout_s=timeout_s)
+        return await _scheduler_of(envs).step(actions, given=True, timeout_s=timeout_s)
     return await envs.step(actions, timeout_s=timeout_s)
 
 
@@ -235,7 +244,7 @@ async def _send_step(
     envs: AsyncVectorEnv, actions: Any, given: bool
 ) -> tuple[BatchRequest, asyncio.Future[None]] | None:
     """Send a step, and leave it to `recv`. If slots are paused, send nothing, and return None."""
-    scheduler = envs._check_running()
+    scheduler = _scheduler_of(envs)
     if scheduler.table.paused is not None:
         return None
     request = await scheduler.send_step(actions, given=given)
@@ -246,7 +255,7 @@ async def _send_step(
 async def _result(
     envs: AsyncVectorEnv, request: BatchRequest, future: asyncio.Future[None], timeout_s: float | None
 ) -> StepResult:
-    scheduler, wait = envs._check_running(), envs._clock.envs.begin()
+    scheduler, wait = _scheduler_of(envs), envs._clock.envs.begin()
     try:
         scheduler.take_up(request, future)
         return await scheduler.step_outcome(request, timeout_s)

@@ -35,7 +35,7 @@ from aioenv.ipc.forkserver_messages import (
     pack,
     unpack,
 )
-from aioenv.ipc.frame_io import receive
+from aioenv.ipc.frame_io import receive_fds
 from aioenv.platform import declare_worker_process
 from aioenv.worker import boot
 from aioenv.worker.boot import IGNORABLE, prepare_streams_for_pipes
@@ -118,7 +118,7 @@ class Server:
     def _receive(self) -> tuple[Any, list[int], bool]:
         """Return the next request, its descriptors, and whether that is all of them; (None, …) at the end."""
         try:
-            head, fds, complete = receive(self._control, SIZE.size, _MAX_FDS)
+            head, fds, complete = receive_fds(self._control, SIZE.size, _MAX_FDS)
             if len(head) < SIZE.size:
                 return None, fds, True
             size = SIZE.unpack(head)[0]

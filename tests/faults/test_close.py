@@ -325,11 +325,11 @@ def test_a_worker_that_has_left_its_process_group(way):
         with pytest.raises(aioenv.WorkerDied if way == "kill" else aioenv.StepTimeout):
             await envs.step([1], timeout_s=0.5)
         if way == "forget":
-            worker = envs._scheduler.fleet.members[0].worker
+            worker = envs._backend.worker_pool.members[0].worker
             with pytest.warns(ResourceWarning, match="its workers were killed"):
                 del envs
                 gc.collect()
-            await worker._connection.gone()
+            await worker._connection.cleaned_up()
         else:
             began = time.monotonic()
             await envs.close()

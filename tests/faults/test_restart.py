@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv import RestartPolicy
-from aioenv.core.history import _derive
+from aioenv.core.recovery import _derive
 from aioenv.ipc.memory import AVAILABLE
 from aioenv.process.restart import RestartBudget
 
@@ -340,8 +340,8 @@ async def test_what_is_forgotten_in_a_restart_leaves_no_process(way, when):
     await died(envs, 0)
     while envs.workers[0].state != when:
         await asyncio.sleep(0)
-    workers = [member.worker for member in envs._scheduler.fleet.members]
-    (restart,) = envs._scheduler.restarter._tasks.values()
+    workers = [member.worker for member in envs._backend.worker_pool.members]
+    (restart,) = envs._backend.restarter._tasks.values()
     with pytest.warns(ResourceWarning, match="unclosed"):
         del envs
         gc.collect()
@@ -392,9 +392,9 @@ async def test_on_timeout_is_checked():
 async def test_a_budget_fills_again_with_time():
     now = [0.0]
     budget = RestartBudget(RestartPolicy(max_restarts=3, within_s=60, backoff_s=1.0), lambda: now[0])
-    assert [budget.take() for _ in range(4)] == [0.0, 1.0, 2.0, None]
+    assert [budget.next_delay() for _ in range(4)] == [0.0, 1.0, 2.0, None]
     now[0] = 61.0
-    assert budget.take() == 0.0
+    assert budget.next_delay() == 0.0
 
 
 async def test_render_workers_are_restarted_and_draw_again():

@@ -1,0 +1,426 @@
+"""Groups of slots: how a step or reset of some slots, or of all, becomes requests to their workers.
+
+A whole batch is the group of all slots. A rollout has several groups, of which one is stepped while the policy chooses
+for another; paused slots, numbered episodes, a single slot and `send` have a group of the slots that they ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from math import prod
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.assign import spread
+from aioenv.core.backend import InitialState, StepOutcome
+from aioenv.core.payloads import compact, reset_payload, step_payload
+from aioenv.core.requests import BatchRequest, BatchRequestPool, SentRequest, as_index
+from aioenv.core.slots import SlotState
+from aioenv.errors import SlotError
+from aioenv.ipc.frames import Kind
+from aioenv.process.supervisor import ACCEPTS_REQUESTS, Worker, WorkerState
+from aioenv.spaces.infos import Columns, merge_infos
+from aioenv.spaces.layout import Arrays, byte_view
+from aioenv.spaces.shared_layout import COPIED
+
+if TYPE_CHECKING:
+    from aioenv.core.scheduler import RequestScheduler
+    from aioenv.core.worker_pool import WorkerSlots
+
+__all__ = ["RememberedState", "WorkerGroup", "WorkerRolloutBackend"]
+
+Slots = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Objects = Sequence[Sequence[Any]]
+
+
+class WorkerGroup:
+    """Some slots of one or more workers, which are asked together (see `SlotGroup`).
+
+    Args:
+        scheduler: sends the requests and waits for the replies.
+        slots: ascending within each worker; the slots of one worker next to each other.
+        whole: whether these are all slots, whose requests use the shared batches, in turn where results are views.
+
+    Attributes:
+        slots: int64 `(k,)`, read-only.
+    """
+
+    def __init__(self, scheduler: RequestScheduler, slots: Slots, *, whole: bool = False) -> None:
+        self.slots = slots
+        self.slots.flags.writeable = False
+        self._index = as_index(slots)
+        self._scheduler = scheduler
+        self._whole = whole
+        self._shares = [(member, slots[order]) for member, order in scheduler.worker_pool.shares(slots)]
+        # the rows of each worker; None: all
+        self._rows = [None if _holds_only(m, mine) else compact((mine - m.start).tolist()) for m, mine in self._shares]
+        self._request: BatchRequest | None = None  # in flight, for `recv`
+
+    @cached_property
+    def _requests(self) -> BatchRequestPool:
+        return BatchRequestPool(self._make, in_turn=self._whole and not self._scheduler.copy)
+
+    def _make(self, shared_batch: int) -> BatchRequest:
+        return self._scheduler.dispatcher.make_request(
+            self._shares, shared_batch if self._whole else COPIED, reused=shared_batch != COPIED
+        )
+
+    @cached_property
+    def _payloads(self) -> list[bytes]:
+        """The payload of a step for each worker, unless actions are objects."""
+        return [step_payload(rows, ()) for rows in self._rows]
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """The rows of the group that each worker has."""
+        stops = np.cumsum([len(mine) for _, mine in self._shares]).tolist()
+        return list(zip([0, *stops], stops, strict=False))
+
+    @cached_property
+    def _cuts(self) -> list[list[slice]]:
+        """The bytes of each worker in each array of actions that is not in shared memory."""
+        shared = self._scheduler.dispatcher.shared_actions
+        leaves = [leaf for i, leaf in enumerate(self._scheduler.actions.leaves) if i not in shared]
+        sizes = [leaf.dtype.itemsize * prod(leaf.shape) for leaf in leaves]
+        return [[slice(start * size, stop * size) for size in sizes] for start, stop in self._spans]
+
+    # ------------------------------------------------------------ requests
+
+    def step(
+        self, arrays: Arrays, objects: Objects, name: str, *, given: Sequence[Any] | None = None, waiting: bool = True
+    ) -> BatchRequest:
+        """Send a step of all slots of the group.
+
+        Args:
+            arrays, objects: actions that were taken apart, one row a slot.
+            name: the user's call, for errors.
+            given: one action a slot in their place, which its env gets as it is.
+            waiting: whether the caller awaits the request as a whole; else `recv` takes the results.
+
+        Raises:
+            ActionError: if an action can't be pickled. Nothing was sent.
+            PendingCallError, ResetNeededError, EnvError, WorkerDied: if a slot can't be stepped. Nothing was sent.
+        """
+        scheduler = self._scheduler
+        scheduler.table.check_send(self._index, name, reset=False)
+        if not (waiting and given is None and not objects and not scheduler.dispatcher.shared_actions):
+            return self._submit(self._step_requests(arrays, objects, given), stepped=True, waiting=waiting)
+        views = list(map(byte_view, arrays))
+        request = self._requests.acquire()
+        try:
+            scheduler.begin(request, self._index, stepped=True)
+            scheduler.dispatcher.submit_steps(request, views, self._cuts, self._payloads)
+            if self._whole:
+                self._requests.prepare()
+        except BaseException:
+            scheduler.roll_back(request)
+            raise
+        return request
+
+    def _step_requests(self, arrays: Arrays, objects: Objects, given: Sequence[Any] | None) -> list[SentRequest]:
+        payloads = self._payloads
+        if objects or given is not None:
+            table = self._scheduler.worker_pool.definitions
+            payloads = [
+                step_payload(
+                    rows,
+                    [column[start:stop] for column in objects],
+                    None if given is None else list(given[start:stop]),
+                    table,
+                )
+                for rows, (start, stop) in zip(self._rows, self._spans, strict=True)
+            ]
+        shared = self._scheduler.dispatcher.shared_actions
+        views = [byte_view(array) for i, array in enumerate(arrays) if i not in shared]
+        sent = []
+        for i, (_, mine) in enumerate(self._shares):
+            start, stop = self._spans[i]
+            fixed: Any = list(map(getitem, views, self._cuts[i]))
+            placed = {number: arrays[number][start:stop] for number in shared} if arrays else None
+            sent.append(SentRequest(Kind.STEP, fixed, payloads[i], mine, placed))
+        return sent
+
+    def reset(
+        self,
+        slots: Slots,
+        seeds: Mapping[int, int | None],
+        options: dict[str, Any] | None,
+        name: str,
+        *,
+        each: bool = True,
+        waiting: bool = True,
+        whole: bool = True,
+    ) -> BatchRequest:
+        """Send a reset of some slots of the group.
+
+        Args:
+            slots: the slots, ascending.
+            seeds: by slot; those that are missing get none.
+            options: for all of them.
+            name: the user's call, for errors.
+            each: whether each slot has a seed of its own, rather than a batch one that was spread.
+            waiting: as for `step`.
+            whole: whether the latest observations of the other slots of the group come, too. Otherwise `slots` must be
+                all of them.
+
+        Raises:
+            TypeError: if options can't be pickled. Nothing was sent.
+            PendingCallError, WorkerDied: if a slot can't be asked. Nothing was sent.
+        """
+        scheduler = self._scheduler
+        scheduler.table.check_send(self._index, name, reset=True)
+        sent = []
+        for (member, mine), shown in zip(self._shares, self._rows, strict=True):
+            chosen = mine[np.isin(mine, slots)] if whole else mine
+            numbers = chosen.tolist()
+            own = [seeds.get(slot) for slot in numbers]
+            payload = reset_payload(
+                member, numbers, own, options, whole=whole, shown=shown if whole else None, each=each
+            )
+            sent.append(SentRequest(Kind.RESET, (), payload, chosen))
+        scheduler.note_reset(slots, {slot: seeds.get(slot) for slot in slots.tolist()})
+        return self._submit(sent, stepped=False, waiting=waiting)
+
+    def look(self) -> BatchRequest:
+        """Ask for the latest observations: a reset of no slot. The group must have all slots of its workers.
+
+        Raises:
+            PendingCallError: if a slot has a request in flight, or a result that was not taken.
+            WorkerDied: if a worker is gone.
+        """
+        self._scheduler.table.check_send(self._index, "rollout", reset=True)
+        none = self.slots[:0]
+        payloads = [reset_payload(member, [], [], None, whole=True) for member, _ in self._shares]
+        request = self._submit([SentRequest(Kind.RESET, (), one, none) for one in payloads], stepped=False)
+        request.looks = True
+        return request
+
+    def _submit(self, sent: Iterable[SentRequest], *, stepped: bool, waiting: bool = True) -> BatchRequest:
+        """Send requests to all workers of the group; gives the (last) request that they are parts of."""
+        scheduler = self._scheduler
+        if waiting:
+            requests = [self._requests.acquire()]
+        else:
+            # with images one for each worker: the images of a request are shown when all are drawn
+            apart = [[share] for share in self._shares] if scheduler.images is not None else [self._shares]
+            requests = [scheduler.dispatcher.make_request(shares, COPIED, reused=False) for shares in apart]
+        parts = [(request, part) for request in requests for part in request.parts]
+        try:
+            for request in requests:
+                scheduler.begin(request, self._index if len(requests) == 1 else request.index, stepped=stepped)
+            for (request, part), one in zip(parts, sent, strict=True):
+                scheduler.dispatcher.submit(request, part, one)
+            if waiting and self._whole:
+                self._requests.prepare()
+        except BaseException:
+            for request in requests:
+                scheduler.roll_back(request)
+            raise
+        return requests[-1]
+
+    # ------------------------------------------------------------ one request at a time (see `SlotGroup`)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a request was sent whose result was not received yet."""
+        return self._request is not None
+
+    def send(self, actions: Any) -> tuple[Arrays, Objects]:
+        """Step all slots (see `SlotGroup.send`)."""
+        arrays, objects = self._scheduler.actions.take_apart(actions, len(self.slots))
+        self.send_arrays(arrays, objects, "rollout")
+        return arrays, objects
+
+    def send_arrays(self, arrays: Arrays, objects: Objects, name: str) -> None:
+        """Step all slots, with actions that were taken apart."""
+        self._request = self.step(arrays, objects, name)
+
+    def send_reset(
+        self,
+        slots: Slots,
+        seeds: Mapping[int, int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        name: str = "rollout",
+    ) -> None:
+        """Reset some of the slots; the result has their rows alone."""
+        group = self if len(slots) == len(self.slots) else WorkerGroup(self._scheduler, slots)
+        self._request = group.reset(group.slots, seeds or {}, options, name, whole=False)
+
+    def send_look(self) -> None:
+        """Ask for the latest observations (see `look`)."""
+        self._request = self.look()
+
+    async def recv(self) -> StepOutcome:
+        """Wait for the result (see `SlotGroup.recv`)."""
+        scheduler, request, error = self._scheduler, self.take(), None
+        try:
+            await scheduler.outcome(request, lambda _: None, None)
+        except SlotError as exc:
+            error = exc
+        batch = request.batch
+        # the slots of the columns are looked up when they are merged (`_at_slots`)
+        infos = [(columns, request.slots) for columns in request.columns()]
+        valid = None
+        if error is not None or scheduler.restarter is not None:
+            valid = _valid(request)
+        objects = request.objects(scheduler.observations) if scheduler.observations.num_objects else []
+        return StepOutcome(
+            list(batch.obs), objects, batch.reward, batch.terminated, batch.truncated, valid, infos, error
+        )
+
+    def take(self) -> BatchRequest:
+        """Hand over the request in flight: the caller waits for it."""
+        request, self._request = self._request, None
+        assert request is not None
+        return request
+
+    def abandon(self) -> None:
+        """Leave the request in flight, if there is one, to `recv` of the vector env."""
+        request, self._request = self._request, None
+        if request is not None:
+            self._scheduler.abandon(request)
+
+    def close(self) -> None:
+        """Release the memory of results, except for what is in flight; nothing more is sent."""
+        self._requests.clear()
+
+
+def _holds_only(member: WorkerSlots, slots: Slots) -> bool:
+    return len(slots) == member.stop - member.start
+
+
+def _valid(request: BatchRequest) -> Bools:
+    """Return which rows are results of the request (see `StepOutcome.valid`)."""
+    valid: Bools = ~np.isin(request.slots, [slot for error in request.errors() for slot in error.slots])
+    for columns in request.columns():
+        if any(column.path == ("restarted",) for column in columns.schema.columns):
+            valid[columns.positions] = False
+    return valid
+
+
+# ------------------------------------------------------------ rollouts
+
+
+class RememberedState:
+    """The state in which the last rollout left the slots, valid until their workers are asked for anything else."""
+
+    def __init__(self) -> None:
+        self._state: InitialState | None = None
+        self._asked: list[tuple[Worker, tuple[int, int]]] = []
+
+    def note(self, state: InitialState | None, asked: list[tuple[Worker, tuple[int, int]]]) -> None:
+        """Note the state after a rollout.
+
+        Args:
+            state: the state; None if it is not known.
+            asked: the requests that the workers had got when the rollout had sent its last one.
+        """
+        self._state, self._asked = state, asked
+
+    def recall(self, scheduler: RequestScheduler) -> InitialState | None:
+        """Return the state if it is known, and forget it."""
+        state, self._state = self._state, None
+        if state is None or self._asked != _asked(scheduler):
+            return None
+        return state if all(worker.state is WorkerState.READY for worker, _ in self._asked) else None
+
+
+def _asked(scheduler: RequestScheduler) -> list[tuple[Worker, tuple[int, int]]]:
+    return [(member.worker, member.worker.next_request) for member in scheduler.worker_pool.members]
+
+
+class WorkerRolloutBackend:
+    """See `RolloutBackend`.
+
+    Args:
+        scheduler: sends the requests and waits for the replies.
+    """
+
+    def __init__(self, scheduler: RequestScheduler) -> None:
+        self._scheduler = scheduler
+        self._asked: list[tuple[Worker, tuple[int, int]]] = []
+        self._stepped = scheduler.table.active  # the slots that were split
+
+    def split(self, groups: int, *, whole_workers: bool) -> list[WorkerGroup]:
+        """Split the slots of every worker evenly into so many groups, or as many as its smallest worker has slots.
+
+        So every group keeps every worker busy, and a worker that has finished one group finds the next one's request.
+        Paused slots are in no group.
+
+        Args:
+            groups: the number of groups.
+            whole_workers: split the workers instead, into at most as many groups. So it is always where a worker has
+                one vector env, which steps all its slots at once.
+        """
+        scheduler = self._scheduler
+        self._stepped = live = scheduler.table.active
+        shares = [live[order] for _, order in scheduler.worker_pool.shares(live)]
+        if whole_workers or scheduler.worker_pool.vectorized:
+            spans = spread(len(shares), min(groups, len(shares)))
+            return [WorkerGroup(scheduler, np.concatenate(shares[start:stop])) for start, stop in spans]
+        groups = min([groups, *map(len, shares)])
+        runs: list[list[Slots]] = [[] for _ in range(groups if shares else 0)]
+        for slots in shares:
+            for mine, (start, stop) in zip(runs, spread(len(slots), groups), strict=True):
+                mine.append(slots[start:stop])
+        return [WorkerGroup(scheduler, np.concatenate(mine)) for mine in runs]
+
+    async def look(self, *, pending_reset: bool) -> InitialState:
+        """Ask the workers of all groups, and those of the others that can answer now (see `RolloutBackend.look`).
+
+        Other tasks may pause and resume slots while this drains: the groups keep the slots that were split.
+        """
+        scheduler, table = self._scheduler, self._scheduler.table
+        if (state := scheduler.remembered.recall(scheduler)) is not None:
+            return state
+        await scheduler.drain()
+        await scheduler.wait_for_observations()
+        stepped = {member for member, _ in scheduler.worker_pool.shares(self._stepped)}
+        unseen = set(table.unseen().tolist())
+
+        def can_answer(member: WorkerSlots) -> bool:
+            mine = range(member.start, member.stop)
+            idle = all(table.state(slot) is SlotState.IDLE and slot not in unseen for slot in mine)
+            return idle and member.worker.state in ACCEPTS_REQUESTS and not member.worker.busy
+
+        asked = [member for member in scheduler.worker_pool.members if member in stepped or can_answer(member)]
+        slots = np.concatenate([np.arange(member.start, member.stop) for member in asked])
+        everyone = WorkerGroup(scheduler, slots)
+        everyone.send_look()
+        outcome = await everyone.recv()
+        if outcome.error is not None:
+            raise outcome.error
+        resets: Any = np.zeros(len(slots), np.bool_)
+        if pending_reset:
+            resets = np.array(await scheduler.call_service(slots, "rollout", "pending_resets", lambda _: ()), np.bool_)
+        return InitialState(slots, outcome.obs, outcome.objects, resets)
+
+    def sent(self) -> None:
+        """Note the requests of all workers: of later ones, which others send, the rollout does not know."""
+        self._asked = _asked(self._scheduler)
+
+    def ended(self, state: InitialState | None) -> None:
+        """Remember the state after the rollout."""
+        self._scheduler.remembered.note(state, self._asked)
+
+    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
+        """Merge the infos of all groups (see `RolloutBackend.merge`)."""
+        columns = [piece if isinstance(piece, Columns) else _at_slots(*piece) for piece in infos]
+        return merge_infos(sorted(columns, key=_first_position), self._scheduler.num_envs)
+
+
+def _at_slots(columns: Columns, slots: Slots) -> Columns:
+    """Return columns of a batch with slots for positions: a slice where they are successive, which merges faster."""
+    mine = slots[columns.positions]
+    first, last = int(mine[0]), int(mine[-1])
+    return columns._replace(positions=slice(first, last + 1) if last - first + 1 == len(mine) else mine)
+
+
+def _first_position(columns: Columns) -> int:
+    positions = columns.positions
+    return int(positions.start if isinstance(positions, slice) else positions[0])

@@ -1,0 +1,293 @@
+"""Calls of the services in the workers, beside steps: methods of envs, shared statistics, shared model fields."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.errors import ClosedError, SlotError, WireError, WorkerDied
+from aioenv.ipc.frames import Frame, Kind
+from aioenv.ipc.memory import SharedMemory
+from aioenv.ipc.messages import CallRequest, dump, load
+from aioenv.process.async_resource import internal_task
+from aioenv.state.model_edits import FieldPlace
+
+if TYPE_CHECKING:
+    from aioenv.core.scheduler import RequestScheduler
+    from aioenv.core.timeouts import ReplyTimeouts
+    from aioenv.core.worker_pool import WorkerPool, WorkerSlots
+    from aioenv.process.supervisor import Worker
+
+__all__ = ["ModelFields", "StatsMerger", "call_workers"]
+
+Array = npt.NDArray[Any]
+
+
+# ------------------------------------------------------------ methods of envs
+
+
+async def call_workers(
+    scheduler: RequestScheduler, slots: Iterable[int] | None, what: str, method: str, arguments: Any
+) -> tuple[Any, ...]:
+    """Call a method of the workers' services for some slots; results are in the order of slots.
+
+    Args:
+        what: the user's call, for errors.
+        arguments: gives what the method gets after the rows, for the slots of one worker.
+    """
+    numbers = np.sort(scheduler.table.slot_numbers(slots))
+    scheduler.table.check_call(numbers, what)
+    shares: list[tuple[WorkerSlots, list[int]]] = []
+    for member in scheduler.worker_pool.members:
+        mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
+        if mine:
+            shares.append((member, mine))
+    if scheduler.restarter is not None:
+        await scheduler.timeouts.wait_for_restarts(what, [member for member, _ in shares])
+        scheduler.check_open()
+        scheduler.table.check_call(numbers, what)  # others may have sent something meanwhile
+    # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
+    try:
+        calls = [
+            dump(CallRequest(method, ([s - m.start for s in mine], *arguments(mine)), {}), m.worker.definitions)
+            for m, mine in shares
+        ]
+    except Exception as exc:
+        raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
+    asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
+    replies = await scheduler.timeouts.gather(what, asked)
+    if scheduler.closing and (deaths := [reply for reply in replies if isinstance(reply, SlotError)]):
+        raise ClosedError(f"{what}: the vector env was closed while this was in flight") from deaths[0]
+    results: dict[int, Any] = {}
+    errors: list[SlotError] = []
+    for (member, mine), reply in zip(shares, replies, strict=True):
+        if isinstance(reply, SlotError):
+            reply.concern(tuple(mine))
+            errors.append(reply)
+            continue
+        if isinstance(reply, BaseException):
+            raise reply
+        if reply.kind is Kind.FAILURE:
+            error = member.worker.env_error(load(reply.payload))
+            error.concern(tuple(mine))
+            errors.append(error)
+            continue
+        values, failures = load(reply.payload)
+        for slot, data in zip(mine, values, strict=True):
+            try:
+                results[slot] = load(data) if data else None
+            except WireError as exc:
+                message = f"the result of {what} pickled in the worker, but here {exc}"
+                error = member.worker.parent_env_error(message, [slot])
+                error.__cause__ = exc.__cause__
+                errors.append(error)
+        errors += [member.worker.env_error(failure) for failure in failures]
+    partial = tuple(results.get(slot) for slot in numbers.tolist())
+    if errors:
+        raise SlotError.join(errors, partial)
+    return partial
+
+
+def _ask(member: WorkerSlots, call: bytes) -> asyncio.Future[Frame]:
+    """Send a call; its reply, or how the worker ended, comes to the future."""
+    reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+    def on_reply(outcome: Frame | SlotError) -> None:
+        if reply.done():  # nobody waits any more
+            return
+        if isinstance(outcome, SlotError):
+            reply.set_exception(outcome)
+        else:
+            reply.set_result(outcome)
+
+    try:
+        member.worker.submit(Kind.CALL, (), call, on_reply=on_reply)
+    except SlotError as exc:
+        reply.set_exception(exc)
+    return reply
+
+
+# ------------------------------------------------------------ shared statistics
+
+
+class StatsMerger:
+    """Merges what slots have seen, in their order, whenever results are handed out and nothing else is in flight.
+
+    So what a slot knows when it is stepped depends on steps alone, never on how fast somebody was or who had how many
+    workers. In shared memory that takes no message. Statistics without it are copies in the workers; then what is new
+    is fetched, merged here, and the outcome sent back, which gives the same bits.
+
+    Args:
+        worker_pool: the workers, and the statistics that their factories refer to.
+
+    Attributes:
+        timeouts: how long workers may take that have copies.
+    """
+
+    timeouts: ReplyTimeouts
+
+    def __init__(self, worker_pool: WorkerPool) -> None:
+        self._worker_pool = worker_pool
+        merged = [stats for stats in worker_pool.stats if not stats.live]
+        self._shared = [stats for stats in merged if stats.shared]
+        self._copied = {stats.key: stats for stats in merged if not stats.shared}
+        self._exchanging: asyncio.Task[None] | None = None
+        self._replied: set[int] = set()  # slots that have, since the last merge: what they saw for it they see no more
+
+    def note(self, slots: npt.NDArray[np.int64]) -> None:
+        """What was asked of these slots is done."""
+        self._replied.update(slots.tolist())
+
+    async def merge(self) -> None:
+        """Merge. If this is cancelled, the next one ends first what it has begun.
+
+        Raises:
+            TimeoutError: if a worker that hangs, or is stopped, holds the lock of shared memory.
+            StepTimeout: if a worker does not hand out its copies in time.
+        """
+        for stats in self._shared:
+            if not stats.closed:
+                stats.merge()
+        self._replied.clear()
+        if not all(stats.closed for stats in self._copied.values()):
+            if self._exchanging is not None and not self._exchanging.done():
+                await asyncio.wait([self._exchanging])  # a merge was cancelled: what it fetched must not be lost
+            self._exchanging = internal_task(self._exchange())
+            await asyncio.shield(self._exchanging)
+
+    async def _exchange(self) -> None:
+        workers = [member.worker for member in self._worker_pool.members]
+        for taken in await self._call(workers, "take_stats"):
+            for key, by_slot in taken.items():
+                if key in self._copied and not self._copied[key].closed:
+                    self._copied[key].put(by_slot)
+        for stats in self._copied.values():
+            if not stats.closed:
+                stats.merge()
+        await self._call(workers, "load_stats", self._states())
+
+    async def _call(self, workers: Sequence[Worker], method: str, *args: Any) -> list[Any]:
+        """What workers answer; of those that have died nothing: what they had seen is lost with them."""
+        tasks = [internal_task(worker.call(method, *args)) for worker in workers]
+        try:
+            replies = await self.timeouts.gather("merge", tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [reply for reply in replies if not isinstance(reply, BaseException)]
+
+    def _states(self) -> dict[bytes, Any]:
+        return {key: stats.state_dict() for key, stats in self._copied.items() if not stats.closed}
+
+    async def catch_up(self, worker: Worker, *, resumed: bool) -> None:
+        """A new process is in the place of one that died, and is about to do again what that one was doing.
+
+        Args:
+            worker: which.
+            resumed: whether its slots go on where they were: then what they saw in a step that was not completed does
+                not count, since they will see it again. (Of a slot that has replied since the last merge nobody knows
+                what it saw in which step, and all of it stays.)
+        """
+        if resumed:
+            again = [slot for slot in worker.slots if slot not in self._replied]
+            for stats in self._shared:
+                if not stats.closed:
+                    stats.forget(again)
+        if self._copied:
+            await worker.call("load_stats", self._states())
+
+
+# ------------------------------------------------------------ fields of models
+
+
+class ModelFields:
+    """Fields that lie in memory which the workers of a native vector env take them from.
+
+    Args:
+        defaults: of each worker, what its model says of its fields, pickled; None if its env has none.
+        workers: these, in the order of slots.
+
+    The memory is made with the first field. Workers open it as a descriptor of this process, and are told of a field
+    by a call that nobody waits for: requests are answered in turn, so the next step is one with the field.
+    """
+
+    def __init__(self, defaults: Sequence[bytes | None], workers: Sequence[Worker]) -> None:
+        self._pickled = defaults
+        self._defaults: list[dict[str, Array]] = []  # as soon as a field is wanted
+        self._workers = workers
+        self._memory: SharedMemory | None = None
+        self._arrays: dict[str, tuple[Array, FieldPlace]] = {}
+
+    def field(self, name: str) -> Array:
+        """The live array of a field, `(num_envs, ...)`.
+
+        Raises:
+            ValueError: if there is no such field, or it can't be shared.
+        """
+        if name not in self._arrays:
+            self._arrays[name] = self._make(self._read_defaults(name))
+            for worker in self._workers:
+                self._tell(worker, name)
+        return self._arrays[name][0]
+
+    def _read_defaults(self, name: str) -> list[Array]:
+        if not self._defaults:
+            if None in self._pickled:
+                raise ValueError("model_field: the vector env is no NativeMujocoEnv")
+            self._defaults = [load(data) for data in self._pickled if data is not None]
+        values = []
+        for worker, defaults in zip(self._workers, self._defaults, strict=True):
+            if name not in defaults:
+                raise ValueError(
+                    f"model_field: {name!r} is no field of MjModel that can differ between simulations, or the env has "
+                    "taken it itself"
+                )
+            values += [defaults[name]] * len(worker.slots)
+        if len({(value.shape, value.dtype) for value in values}) > 1:
+            raise ValueError(f"model_field: {name!r} has not the same shape in all workers")
+        return values
+
+    def _make(self, values: list[Array]) -> tuple[Array, FieldPlace]:
+        if self._memory is None:
+            self._memory = SharedMemory.create() if os.path.exists("/proc/self/fd") else None
+            if self._memory is None:
+                raise ValueError(
+                    "model_field: this platform has no memory without a name to share; leave out num_workers="
+                )
+        shape = (len(values), *values[0].shape)
+        page = mmap.ALLOCATIONGRANULARITY
+        count = int(np.prod(shape))
+        size = max(1, -(-count * values[0].itemsize // page)) * page
+        offset, memory = self._memory.extend(size)
+        array = np.frombuffer(memory, values[0].dtype, count).reshape(shape)
+        array[...] = values
+        path = f"/proc/{os.getpid()}/fd/{self._memory.fd}"
+        return array, FieldPlace(path, offset, size, shape, values[0].dtype.str)
+
+    def _tell(self, worker: Worker, name: str) -> None:
+        call = CallRequest("share_model_field", (name, self._arrays[name][1]), {})
+        with suppress(WorkerDied, WireError):  # it is being started again, and will be told then
+            worker.submit(Kind.CALL, (), dump(call, worker.definitions), on_reply=lambda _: None)
+
+    async def restore(self, worker: Worker) -> None:
+        """Tell a new process what the one before it was told.
+
+        Raises:
+            WorkerDied, EnvError: if it ends, or fails.
+        """
+        for name, (_, place) in list(self._arrays.items()):
+            await worker.call("share_model_field", name, place)
+
+    def close(self) -> None:
+        """Let go of the memory; it lives as long as anybody has an array of it."""
+        self._arrays = {}
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
