@@ -129,7 +129,7 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
     mark = memoryview(bytearray(4)).cast("I")
     stepper, rows = Autoreset(envs, mode, mark), ResultRows(Layout(space), N, [{}], [])
     for row in range(N):
-        rows.keep(0, row, stepper.reset(row, None, None)[0])
+        rows.write_observation(0, row, stepper.reset(row, None, None)[0])
     outcome: list[Any] = []
     for step in range(8):
         actions = [np.int64((step + row) % 3) for row in range(N)]
@@ -168,7 +168,7 @@ def test_the_traceback_of_an_env_that_raises_names_its_line():
         Autoreset(envs, AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I")),
         ResultRows(Layout(BOX), 1, [{}], []),
     )
-    rows.keep(0, 0, stepper.reset(0, None, None)[0])
+    rows.write_observation(0, 0, stepper.reset(0, None, None)[0])
     ((_, exc),) = stepper.step(range(1), [0], rows.direct_into(0)).failures
     frames, tb = [], exc.__traceback__
     while tb is not None:

@@ -12,8 +12,8 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
 from aioenv.process.async_resource import gather_internal
-from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
-from aioenv.rendering.config import BACKENDS, check_devices
+from aioenv.rendering.backends import backend_environment, candidate_backends, no_backend_error, warn_of_software
+from aioenv.rendering.config import BACKENDS, parse_devices
 from aioenv.rendering.pixels import PixelsRefused, replace_states
 from aioenv.rendering.step_images import StepImages
 from aioenv.worker.mujoco_gl import choose_backend_here
@@ -84,7 +84,7 @@ class WorkerSession:
     ) -> None:
         if render is not None and pixels is None and not config.vectorized:
             # for envs that draw themselves
-            config = _on_backend(config, candidates(_backend(config, render))[0], render)
+            config = _on_backend(config, candidate_backends(_backend(config, render))[0], render)
         self.worker_pool = WorkerPool(config)
         self.backend: RequestScheduler | None = None
         self.images: StepImages | None = None
@@ -152,7 +152,7 @@ class WorkerSession:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
         reasons: list[str] = []
         last: WorkerStartError | None = None
-        backends = candidates(_backend(self._config, pixels), check_devices(pixels.devices))
+        backends = candidate_backends(_backend(self._config, pixels), parse_devices(pixels.devices))
         for backend in backends:
             if self._config.debug:
                 choose_backend_here(backend)
@@ -177,7 +177,7 @@ class WorkerSession:
             else:
                 warn_of_software(self.worker_pool.drawn_by, backends)
                 return
-        raise no_backend_works(reasons) from last
+        raise no_backend_error(reasons) from last
 
     async def _start_images(self, config: RenderConfig) -> tuple[int, bool]:
         """Find out who can draw: a pool, if every env is a MuJoCo env, else the workers themselves.
@@ -279,10 +279,10 @@ def _backend(config: WorkerPoolConfig, drawing: RenderConfig) -> str | None:
 
 def _on_backend(config: WorkerPoolConfig, backend: str, drawing: RenderConfig) -> WorkerPoolConfig:
     """The same, with workers that can draw; what the user has said of their environment comes first."""
-    devices = check_devices(drawing.devices)
+    devices = parse_devices(drawing.devices)
     variables = []
     for index, given in enumerate(config.worker_env):
-        chosen = environment(backend, devices[index % len(devices)] if devices else None)
+        chosen = backend_environment(backend, devices[index % len(devices)] if devices else None)
         if given and "MUJOCO_GL" in given:
             del chosen["PYOPENGL_PLATFORM"]  # which goes with it
         variables.append({**chosen, **(given or {})})

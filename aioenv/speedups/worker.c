@@ -2,11 +2,6 @@
 
 #include "c.h"
 
-/* What a service's `express` gives. */
-
-
-/* The tail of a request for successive rows: see `wire.messages.dump_step`. */
-
 
 /* A request to step rows, whose observations go to a lane of shared memory, if there are several. */
 typedef struct {
