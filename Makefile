@@ -40,11 +40,11 @@ $(VENV)/.docs: $(VENV)/.base
 	@touch $@
 
 opengl: $(VENV)/.base
-	@sh scripts/opengl.sh $(BIN)/python
+	@sh tests/opengl.sh $(BIN)/python
 
 # both of Mesa's, EGL and OSMesa, which the tests compare
 opengl-all: $(VENV)/.base
-	@sh scripts/opengl.sh $(BIN)/python all
+	@sh tests/opengl.sh $(BIN)/python all
 
 demo: $(VENV)/.base opengl
 	$(BIN)/aioenv demo $(ARGS)
@@ -55,7 +55,7 @@ test: $(VENV)/.dev opengl-all
 
 # the same on the oldest libraries that pyproject.toml allows
 oldest:
-	$(PYTHON) scripts/oldest.py > .oldest.txt
+	$(PYTHON) tests/oldest.py > .oldest.txt
 	$(MAKE) test VENV=.venv-oldest PIP_ARGS='--constraint .oldest.txt'
 
 # the same in Python alone
@@ -79,7 +79,7 @@ soak: $(VENV)/.dev opengl-all
 
 # envs of other packages, each set of versions in a virtual environment of its own: make ecosystem ARGS="mujoco-3.3"
 ecosystem: $(VENV)/.base opengl-all
-	$(BIN)/python scripts/ecosystem.py $(ARGS)
+	$(BIN)/python tests/ecosystem/run.py $(ARGS)
 
 # the tests of the adapters, which `make test` skips where the other libraries are missing
 adapters: $(VENV)/.adapters opengl-all
@@ -91,7 +91,7 @@ second-python: $(VENV)/.dev opengl-all
 
 # Gymnasium's own tests, on the drop-in; from a checkout of its repository: make gymnasium-suite ARGS="--source PATH"
 gymnasium-suite: $(VENV)/.suite opengl-all
-	$(BIN)/python scripts/gymnasium_suite.py $(ARGS)
+	$(BIN)/python tests/gymnasium_suite.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -100,8 +100,9 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+# every row of docs/performance.md: make bench ARGS="--rows cartpole"; a user's own env is compared by `aioenv bench`
 bench: $(VENV)/.bench
-	$(BIN)/aioenv bench $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

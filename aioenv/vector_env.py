@@ -60,7 +60,7 @@ from aioenv.spaces.seeding import check_options, split_reset_options
 from aioenv.state.env_state import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import collected
-from aioenv.tracing.timeline import Trace, Traced, wanted
+from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         return self._start_session(self._session)
 
     async def _start_session(self, session: Session) -> None:
-        path = wanted()
+        path = path_from_environment()
         try:
             await session.start()
         except BaseException:
@@ -323,14 +323,14 @@ class AsyncVectorEnv(Traced, AsyncResource):
         try:
             await self._session.close(grace_s)
         finally:
-            self._end_trace()
+            self._stop_trace()
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""
         if self._session is not None:
             self._session.abandon()
         self._forget_code()
-        self._end_trace()
+        self._stop_trace()
 
     def _forget_code(self) -> None:
         """Release the snapshot of the factories: no worker is started from it any more."""
@@ -1089,7 +1089,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             for index, worker in enumerate((*workers, *drawing)):
                 worker.trace(trace.tracks[index] if trace is not None else None)
 
-        return self._begin_trace(path, names, attach)
+        return self._start_trace(path, names, attach)
 
 
 def _slots(slots: tuple[int, ...]) -> str:

@@ -115,7 +115,7 @@ class KeptServer:
             return
         self.end()
         if AVAILABLE:
-            self._server = ForkServer.acquire(worker_environment(None), chooses=False)
+            self._server = ForkServer.acquire(worker_environment(None), selects_opengl=False)
 
     def end(self) -> None:
         """Let go of it."""

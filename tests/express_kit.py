@@ -26,7 +26,7 @@ from aioenv.ipc.frames import Encoder, Frame, Kind
 from aioenv.ipc.messages import Failure, dump_columns
 from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel
-from aioenv.process.connection import Connection, Requests
+from aioenv.process.connection import Connection, OutstandingRequests
 from aioenv.spaces.infos import Gatherer, SchemaTable
 from aioenv.spaces.layout import Layout, byte_view
 
@@ -50,25 +50,28 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
 class Peer:
     """A worker as the engine sees it: what its process would do at the other end of the socket, tests do."""
 
-    submit, poll, _on_frame = Connection.submit, Connection.poll, Connection._on_frame
+    submit, _on_frame = Connection.submit, Connection._on_frame
 
     def __init__(self, slots: tuple[int, ...]) -> None:
         ours, self.socket = socket.socketpair()
-        self.requests = Requests(GENERATION)
-        self.channel = self.express = ScatterChannel(ours, self.requests)
+        self.requests = OutstandingRequests(GENERATION)
+        self.channel = self.fast_channel = ScatterChannel(ours, self.requests)
         self.images: list[Any] = []
-        self.on_images = lambda frame: self.images.append((frame.request, bytes(frame.tail)))
+        self.on_images = lambda frame: self.images.append((frame.request, bytes(frame.payload)))
         self.on_death: Any = None
         self.encoder, self.decoder = Encoder(), Decoder()
         self.skip = 0  # bytes that come before the first request
         self._identity = failures.WorkerIdentity("peer", None, slots, "")
         self.receiving = asyncio.create_task(self.channel.receive(self._on_frame))
 
-    def failure(self, failure: Failure) -> SlotError:
+    def env_error(self, failure: Failure) -> SlotError:
         return failures.env_error(self._identity, failure)
 
-    def failure_here(self, message: str, slots: Sequence[int]) -> SlotError:
-        return failures.env_error_here(self._identity, message, slots)
+    def parent_env_error(self, message: str, slots: Sequence[int]) -> SlotError:
+        return failures.parent_env_error(self._identity, message, slots)
+
+    def poll(self) -> None:
+        self.channel.poll()
 
     def readable(self) -> bool:
         poll = select.poll()
@@ -77,7 +80,7 @@ class Peer:
 
     def drain(self) -> None:
         """Have the channel take all that is there."""
-        while self.channel.waitable is not None and self.readable():
+        while self.channel.poll_fd is not None and self.readable():
             self.poll()
 
     def got(self) -> list[Frame]:
@@ -178,7 +181,7 @@ class World:
                 peer.channel.decoder.idle,
                 str(peer.channel.decoder.error),
                 list(peer.requests.pending),
-                peer.requests.next,
+                peer.requests.next_id,
                 peer.requests.abandoned,
                 peer.images,
             )

@@ -381,7 +381,7 @@ class Session:
         worker_context.use_row_mark_of_parent(self.mark)
         try:
             loop = _Loop(self.theirs.fileno(), self.theirs.fileno(), {})
-            loop._link.poll(self._poll_s)
+            loop._channel.poll(self._poll_s)
             loop.run()
         except BaseException as exc:
             self.ended = exc
@@ -447,8 +447,8 @@ class Session:
 
 def plain(frame: Frame) -> Any:
     """A reply without what depends on how Python's frames lay: the outer lines of tracebacks."""
-    tail: Any = bytes(frame.tail)
-    if len(tail) and (frame.kind is Kind.FAILURE or load_columns(frame.tail) is None):
+    tail: Any = bytes(frame.payload)
+    if len(tail) and (frame.kind is Kind.FAILURE or load_columns(frame.payload) is None):
         said = load(tail)
         if isinstance(said, StepReply):
             tail = str(said._replace(failures=[without_lines(failure) for failure in said.failures]))
@@ -597,7 +597,7 @@ class Desk:
             assert begun[1:3] == (7, GENERATION)
             infos_so_far = list(begun.infos)
             reply = self.service.handle(begun)
-            frame = Frame(Kind.RESULT, 7, GENERATION, reply.fixed, memoryview(reply.tail))
+            frame = Frame(Kind.RESULT, 7, GENERATION, reply.fixed, memoryview(reply.payload))
             return plain(frame), begun._replace(infos=infos_so_far)
         assert got == -1
         return plain(self.take()), None
@@ -608,7 +608,7 @@ class Desk:
 
     def step_in_python(self) -> Any:
         reply = self.service.handle(self.frame())
-        return plain(Frame(Kind.RESULT, 7, GENERATION, reply.fixed, memoryview(reply.tail)))
+        return plain(Frame(Kind.RESULT, 7, GENERATION, reply.fixed, memoryview(reply.payload)))
 
 
 def made_at_desk(row: int) -> gym.Env[Any, Any]:

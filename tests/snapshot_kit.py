@@ -49,8 +49,8 @@ class Bench:
             byte_view(array)[:] = data
         *arrays, self.checkpoint = arrays
         infos: dict[str, Any] = {}
-        if reply.tail:
-            tail = load_reply(memoryview(reply.tail))
+        if reply.payload:
+            tail = load_reply(memoryview(reply.payload))
             assert not tail.failures
             self.table.update(tail.schemas)
             parts = []

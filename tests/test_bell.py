@@ -358,7 +358,7 @@ async def test_who_comes_in_the_place_of_a_worker_rests_as_it_did(gates, killed,
             assert (await envs.step([GO, GO])).reward[1 - killed] == 1
         second = dispatch_of._wakeups
         assert second is not None and second is not first
-        assert second._channels == [member.worker.express for member in envs._backend.worker_pool.members]
+        assert second._channels == [member.worker.fast_channel for member in envs._backend.worker_pool.members]
         assert not first._resting
         await stepped(envs, 1)
         step = await begun(envs, [GO, WAIT])

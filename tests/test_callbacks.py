@@ -21,7 +21,7 @@ from aioenv.errors import WireError, WorkerDied
 from aioenv.ipc.frames import Kind
 from aioenv.ipc.messages import CallRequest, dump_code
 from aioenv.process.channel import ScatterChannel
-from aioenv.process.connection import Requests
+from aioenv.process.connection import OutstandingRequests
 from aioenv.process.supervisor import Worker
 from aioenv.worker.service import Service
 
@@ -236,15 +236,15 @@ async def test_the_end_of_a_worker_is_told_to_all_though_one_can_not_hear_it(cap
     worker.submit(Kind.CALL, (), dump_code(CallRequest("kill_me", (), {})), on_reply=deaf)
     worker.submit(Kind.CALL, (), dump_code(CallRequest("kill_me", (), {})), on_reply=told.append)
     with caplog.at_level(logging.CRITICAL, "aioenv"):
-        worker.strike("it is a test")
-        await worker._connection.gone()
+        worker.kill("it is a test")
+        await worker._connection.cleaned_up()
     assert isinstance(told[0], WorkerDied) and told[1] is worker
     await worker.close()
 
 
 async def test_what_the_kernel_refuses_to_send_ends_the_channel():
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # refuses what is too long for one packet
-    channel = ScatterChannel(mine, Requests(0))
+    channel = ScatterChannel(mine, OutstandingRequests(0))
     try:
         channel.send(Kind.STEP, 0, 0, [b"x" * (64 << 20)], b"")
         with pytest.raises(WireError, match="a request could not be sent"):

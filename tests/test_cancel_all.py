@@ -152,7 +152,7 @@ async def test_a_worker_that_is_started_again_comes_back():
     async with aioenv.make_vec("CartPole-v1", 4, num_workers=2, restart=aioenv.RestartPolicy()) as envs:
         await envs.reset(seed=3)
         worker = envs._backend.worker_pool.members[0].worker
-        worker.strike("a test")
+        worker.kill("a test")
         while worker.state.value == "ready":
             await asyncio.sleep(0)
         cancel_all()

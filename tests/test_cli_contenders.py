@@ -1,4 +1,4 @@
-"""Contenders of `aioenv bench`, with envs that are out of the ordinary."""
+"""Contenders of `aioenv bench` and of the suite, with envs that are out of the ordinary."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from aioenv.cli.bench import ours
-from aioenv.cli.bench.rounds import Failed, run_contender
-from aioenv.cli.bench.tasks import Task
+from aioenv.cli import contenders, rounds
+from aioenv.cli.rounds import ContenderFailed, Workload
+from benchmarks.metrics import REGISTRY
+
+
+def run_contender(name, workload):
+    return rounds.run_contender(name, workload, REGISTRY)
+
 
 ODD = """
 import gymnasium
@@ -43,24 +48,24 @@ gymnasium.register("Broken-v0", entry_point=Broken)
 @pytest.mark.parametrize("name", ["aioenv-groups", "bare", "uneven: aioenv-recv"])
 def test_bench_steps_envs_whose_actions_are_dicts_and_tuples(name, tmp_path):
     (tmp_path / "odd_of_here.py").write_text(ODD)
-    result = run_contender(name, Task("odd_of_here:Odd-v0", 3, 0.01, warm_up_s=0.01))
+    result = run_contender(name, Workload("odd_of_here:Odd-v0", 3, 0.01, warm_up_s=0.01))
     assert result.get("env_steps") or result["env-steps/s"]
-    lockstep = run_contender("bare-lockstep", Task("odd_of_here:Odd-v0", 3, 0.01, warm_up_s=0.01))
+    lockstep = run_contender("bare-lockstep", Workload("odd_of_here:Odd-v0", 3, 0.01, warm_up_s=0.01))
     assert lockstep["not_applicable"] == "takes actions that are arrays"
 
 
 @pytest.mark.parametrize("name", ["aioenv-groups", "bare"])
 def test_bench_says_what_a_contender_has_raised(name, tmp_path):
     (tmp_path / "odd_of_here.py").write_text(ODD)
-    with pytest.raises(Failed) as told:
-        run_contender(name, Task("odd_of_here:Broken-v0", 2, 0.01))
+    with pytest.raises(ContenderFailed) as told:
+        run_contender(name, Workload("odd_of_here:Broken-v0", 2, 0.01))
     where = {"aioenv-groups": r"EnvError: slot 0 \(worker 0, pid \d+\): "}.get(name, "")
     assert re.fullmatch(f"failed with status 1: {where}ValueError: no reset today nor tomorrow", str(told.value))
 
 
 def test_groups_of_slow_envs_look_at_the_clock_more_often(monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)  # where `sleepy` is found, whose steps take 50 ms
-    slow = Task("sleepy:Sleepy-v0", 2, 0.12, warm_up_s=0.01, keywords={"num_workers": 1})
+    slow = Workload("sleepy:Sleepy-v0", 2, 0.12, warm_up_s=0.01, keywords={"num_workers": 1})
     result = run_contender("aioenv-groups", slow)
     assert 0 < result["steps"] <= 4 and result["env_steps"] == 2 * result["steps"]
-    assert asyncio.run(ours._steps_that_fit(lambda steps: asyncio.sleep(0), 9.0)) == ours.ROLLOUT_STEPS
+    assert asyncio.run(contenders._steps_that_fit(lambda steps: asyncio.sleep(0), 9.0)) == contenders.ROLLOUT_STEPS

@@ -22,8 +22,6 @@ from aioenv.cli import main
     [
         "bench --json",
         "bench --plot",
-        "bench --all --resume",
-        "bench --all --markdown",
         "tune CartPole-v1 --json",
         "demo --out",
         "record CartPole-v1 --out",
@@ -38,7 +36,7 @@ def test_a_file_that_can_not_be_written_is_told_before_anything_is_done(command,
         assert exit_.value.code == 2 and told in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["bench --plot", "bench --all --plot", "trace x.json --png"])
+@pytest.mark.parametrize("command", ["bench --plot", "trace x.json --png"])
 def test_a_picture_of_no_known_format_is_told_before_anything_is_done(command, tmp_path, capfd):
     for name in ("x.xyz", "x"):
         with pytest.raises(SystemExit) as exit_:
@@ -173,7 +171,7 @@ def mine(tmp_path, monkeypatch):
 def test_a_module_of_the_working_directory_is_found(mine, monkeypatch, capfd):
     assert main(["tune", mine, "--list"]) == 0
     assert "num_workers" in capfd.readouterr().out
-    monkeypatch.setattr("aioenv.cli.bench._run_comparison", lambda args, names: 0)
+    monkeypatch.setattr("aioenv.cli.bench.play_rounds", lambda *args: {})
     assert main(["bench", "--env", mine]) == 0
 
 

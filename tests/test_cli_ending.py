@@ -13,7 +13,7 @@ import pytest
 from process_kit import environment
 
 import aioenv
-from aioenv.cli import ending, main
+from aioenv.cli import main, processes
 
 HELD = """
 import os, threading
@@ -94,7 +94,7 @@ def test_an_event_loop_lets_the_end_through(run, monkeypatch, capfd):
 def test_what_nohup_ignores_stays_ignored_and_one_signal_is_enough(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with pytest.raises(ending.CommandEnded, match="SIGTERM"), ending.raised():
+        with pytest.raises(processes.EndedBySignal, match="SIGTERM"), processes.signals_raise():
             os.kill(os.getpid(), signal.SIGHUP)
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -105,12 +105,12 @@ def test_what_nohup_ignores_stays_ignored_and_one_signal_is_enough(monkeypatch):
         signal.signal(signal.SIGHUP, before[0])
         signal.signal(signal.SIGTERM, before[1])
     assert cleaned
-    monkeypatch.setattr(ending, "CLEANUP_S", 0.0)
+    monkeypatch.setattr(processes, "CLEANUP_S", 0.0)
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with ending.raised():  # one that got lost on its way is not the last that is heard
+        with processes.signals_raise():  # one that got lost on its way is not the last that is heard
             for _ in range(2):
-                with pytest.raises(ending.CommandEnded):
+                with pytest.raises(processes.EndedBySignal):
                     os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -12,7 +12,8 @@ from docs_kit import ROOT, cell, check_names, page, snippets
 
 import aioenv
 
-NAMES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+NAMES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
 PAGES = {name: page(name) for name in NAMES}
 
 
@@ -100,10 +101,16 @@ def anchor(heading):
 def test_links_lead_somewhere(name):
     folder = (ROOT / name).parent
     for target, mark in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", PAGES[name]):
-        if target == "reference.md":  # made when the documentation is built (scripts/reference.py)
+        if target == "reference.md":  # made when the documentation is built (docs/reference.py)
             continue
         path = (folder / target) if target else ROOT / name
         assert path.exists(), target
         if mark:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
             assert mark in map(anchor, headings), f"{target}#{mark}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_that_pages_speak_of_are_there(name):
+    files = re.findall(r"`((?:\w+/)+\w+\.py)`", PAGES[name])
+    assert [file for file in files if not any((ROOT / base / file).exists() for base in ("", "aioenv"))] == []

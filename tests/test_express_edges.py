@@ -172,7 +172,7 @@ def test_c_says_how_many_steps_it_has_answered(seconds, given):
         Asking.requests = [ask] * 4
         ask()
         assert [desk.serve(seconds) for _ in given] == given
-        assert [len(desk.take().tail) > 0 for _ in range(5)] == [True] * 5
+        assert [len(desk.take().payload) > 0 for _ in range(5)] == [True] * 5
 
 
 @compiled

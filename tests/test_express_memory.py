@@ -46,7 +46,7 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
         part = exchange.parts[0]
         tail = b"tail" if way in ("with a tail", "a reader that raises") else b""
         reader = raising if way in ("a reader that raises", "always, and it raises") else len
-        part.fast_reply = part.fast_reply._replace(counted=(part, exchange, reader, way.startswith("always")))
+        part.fast_reply = part.fast_reply._replace(fast_path=(part, exchange, reader, way.startswith("always")))
         if way == "a future that raises":
             exchange.done = Fake(done=bool, set_result=raising)
         views, cuts, tails = split(exchange, [np.arange(2.0).reshape(1, 2)])
@@ -137,7 +137,7 @@ async def test_a_request_that_can_t_be_sent_leaves_nothing_behind(way):
                 views.append(object())  # type: ignore[arg-type]
                 cuts[0].append(slice(1))
             case "in part":
-                channel.keep = lambda buffers, count: kept.append((len(buffers[0]), buffers[1], count))
+                channel.send_later = lambda buffers, count: kept.append((len(buffers[0]), buffers[1], count))
                 views, cuts, tails = split(exchange, [np.zeros((1, 1 << 16))])
                 times = 500
             case "no part":

@@ -21,13 +21,15 @@ pytestmark = pytest.mark.usefixtures("no_bell")
 
 def a_part(**other: Any) -> Fake:
     """A part to which a request without arrays can be written, but for some attributes of its channel or its own."""
-    encoder, requests = Fake(chain=0), Fake(abandoned=False, generation=0, next=0, pending={})
+    encoder, requests = Fake(chain=0), Fake(abandoned=False, generation=0, next_id=0, pending={})
     channel = Fake(fd=other.pop("fd", 1 << 30), unsent=[], encoder=encoder, requests=requests)
     for holder in (channel, encoder, requests):
         for name in list(other):
             if hasattr(holder, name):
                 setattr(holder, name, other.pop(name))
-    return Fake(**{"fast_reply": "pending", "member": Fake(worker=Fake(express=channel)), "request_id": None, **other})
+    return Fake(
+        **{"fast_reply": "pending", "member": Fake(worker=Fake(fast_channel=channel)), "request_id": None, **other}
+    )
 
 
 VIEW = memoryview(bytes(8))
@@ -52,7 +54,7 @@ SENDS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "no member": (([Fake(express=1)], [], [[]], [b""]), AttributeError),
     "no worker": (([Fake(express=1, member=Fake())], [], [[]], [b""]), AttributeError),
     "a channel that is none": (
-        ([Fake(express=1, member=Fake(worker=Fake(express=1)))], [], [[]], [b""]),
+        ([Fake(express=1, member=Fake(worker=Fake(fast_channel=1)))], [], [[]], [b""]),
         AttributeError,
     ),
     "a descriptor that is none": (([a_part(fd="1")], [], [[]], [b""]), TypeError),
@@ -62,8 +64,8 @@ SENDS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "abandoned is no bool": (([a_part(abandoned=0)], [], [[]], [b""]), 0),
     "a chain that is no number": (([a_part(chain="")], [], [[]], [b""]), 0),
     "a chain that is negative": (([a_part(chain=-1)], [], [[]], [b""]), 0),
-    "a number that is none": (([a_part(next=1.0)], [], [[]], [b""]), 0),
-    "a huge number": (([a_part(next=1 << 99)], [], [[]], [b""]), 0),
+    "a number that is none": (([a_part(next_id=1.0)], [], [[]], [b""]), 0),
+    "a huge number": (([a_part(next_id=1 << 99)], [], [[]], [b""]), 0),
     "pending is no dict": (([a_part(pending=[])], [], [[]], [b""]), 0),
     "a view that is none": (([a_part()], [7], [[slice(1)]], [b""]), TypeError),
     "a cut that is none": (([a_part()], [VIEW], [["x"]], [b""]), TypeError),
@@ -221,16 +223,16 @@ def lacking() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
         "chain",
         "abandoned",
         "generation",
-        "next",
+        "next_id",
     ):
         part = a_part()
-        channel = part.member.worker.express
+        channel = part.member.worker.fast_channel
         holders = part, channel, channel.encoder, channel.requests
         delattr(next(holder for holder in holders if hasattr(holder, name)), name)
         yield f"send_express: {name}", send, ([part], [], [[]], [b""])
     part = a_part()
     del part.fast_reply
-    part.member.worker.express = None
+    part.member.worker.fast_channel = None
     yield "send_express: fast_reply, of a part whose worker has no channel", send, ([part], [], [[]], [b""])
     yield "take_express: open", take_reply, (Fake(waiting=True),)
 
@@ -272,7 +274,7 @@ def test_what_lacks_an_attribute_is_an_error_and_no_crash():
 async def test_an_exception_where_the_rest_is_kept_comes_out():
     async with World(1) as world:
         (peer,) = world.peers
-        peer.channel.keep = lambda buffers, count: 1 / 0
+        peer.channel.send_later = lambda buffers, count: 1 / 0
         exchange = world.exchanges[0]
         with pytest.raises(ZeroDivisionError):
             speedups.send_express(exchange.parts, *split(exchange, [np.zeros((1, 1 << 20))]))

@@ -52,7 +52,7 @@ async def test_a_whole_reply_is_counted_and_the_last_one_resolves_the_step(monke
         request = first.submit(Kind.CALL, (), b"call", None, called.append)
         first.socket.sendall(reply(first, exchange, request=request, fixed=(), tail=b"answer"))
         first.poll()
-        assert [bytes(frame.tail) for frame in called] == [b"answer"]
+        assert [bytes(frame.payload) for frame in called] == [b"answer"]
         again = world.send()
         first.socket.sendall(reply(first, again))
         first.poll()
@@ -143,7 +143,7 @@ async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypa
         assert told == [(1, b"one"), (2, b"x" * 900)]
         for number, exchange in enumerate(made):
             assert set(bytes(byte_view(exchange.batch.obs[0]))) == {number % 2}, "to each its own"
-        assert [bytes(frame.tail) for frame in called] == [b"answer"] * (request is not None)
+        assert [bytes(frame.payload) for frame in called] == [b"answer"] * (request is not None)
         assert given[:1] == [-1 if behind == "nothing" else -2] * c
         assert await peer.ending() == "it goes on"
 
@@ -156,8 +156,8 @@ def let_tell(exchange: BatchRequest, told: list[Any]) -> None:
         told.append((part.request_id, bytes(tail)))
 
     def on_reply(frame: Any) -> None:
-        if len(frame.tail):
-            read(frame.tail)
+        if len(frame.payload):
+            read(frame.payload)
         part.arrived = True
         exchange.open -= 1
         exchange.done.set_result(None)
@@ -232,7 +232,7 @@ async def test_whoever_reads_a_tail_gets_memory_of_his_own(monkeypatch, c):
                 into, on_reply, (exchange.parts[0], exchange, tails.append, False)
             )
             exchange.parts[0].on_reply = lambda frame, part=exchange.parts[0]: (
-                tails.append(frame.tail),
+                tails.append(frame.payload),
                 setattr(part, "arrived", True),
             )
         for exchange, tail in ((world.send(), b"the first"), (world.send(), b"the second")):
@@ -402,9 +402,9 @@ async def conversation(steps: int, data: bytes, pieces: list[int]) -> Any:
             data = data[size:]
             peer.drain()
             seen_so_far.append([exchange.open for exchange in made])
-            if peer.channel.waitable is None:
+            if peer.channel.poll_fd is None:
                 break
-        if peer.channel.waitable is not None:
+        if peer.channel.poll_fd is not None:
             peer.socket.shutdown(socket.SHUT_WR)
             peer.drain()
         arrived = [list(map(bytes, exchange.parts[0].into[0])) for exchange in made if exchange.parts[0].arrived]
@@ -547,11 +547,11 @@ async def test_what_is_not_to_be_counted_is_left_to_python():
         (pending,) = peer.requests.pending.values()
         peer.socket.sendall(reply(peer, exchange))
         odd: list[Any] = [
-            pending._replace(counted=None),
+            pending._replace(fast_path=None),
             pending._replace(into=None),
             pending._replace(into=tuple(pending.into)),
-            pending._replace(counted=list(pending.counted)),
-            pending._replace(counted=pending.counted[:2]),
+            pending._replace(fast_path=list(pending.fast_path)),
+            pending._replace(fast_path=pending.fast_path[:2]),
             pending[:2],
             list(pending),
             None,

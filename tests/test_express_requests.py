@@ -59,7 +59,7 @@ async def test_requests_are_on_the_wire_as_the_encoder_makes_them(monkeypatch, c
             world.send(arrays)
         for peer, part in zip(world.peers, world.exchanges[1].parts, strict=True):
             assert peer.socket.recv(1 << 20) == encoded(steps, part)
-            assert list(peer.requests.pending) == [0, 1, 2, 3] and peer.requests.next == 4 and part.request_id == 3
+            assert list(peer.requests.pending) == [0, 1, 2, 3] and peer.requests.next_id == 4 and part.request_id == 3
             assert [pending[0] for pending in peer.requests.pending.values()] == [
                 exchange.parts[world.peers.index(peer)].into[0] for exchange in world.exchanges * 2
             ]
@@ -85,7 +85,7 @@ def be_gone(peer: Peer, parts: list[WorkerRequest]) -> None:
 
 
 def be_traced(peer: Peer, parts: list[WorkerRequest]) -> None:
-    peer.express = None  # type: ignore[assignment]
+    peer.fast_channel = None  # type: ignore[assignment]
 
 
 def have_more_to_do(peer: Peer, parts: list[WorkerRequest]) -> None:
@@ -94,7 +94,7 @@ def have_more_to_do(peer: Peer, parts: list[WorkerRequest]) -> None:
 
 
 def have_a_number_too_large(peer: Peer, parts: list[WorkerRequest]) -> None:
-    peer.requests.next = 1 << 32  # after which 1 comes
+    peer.requests.next_id = 1 << 32  # after which 1 comes
 
 
 def have_lived_too_often(peer: Peer, parts: list[WorkerRequest]) -> None:
@@ -120,14 +120,14 @@ async def stopped_by(stop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     async with World(1, 2, 1) as world:
         victim = world.peers[1]
         stop(victim, [exchange.parts[1] for exchange in world.exchanges])
-        began = victim.requests.next
+        began = victim.requests.next_id
         with monkeypatch.context() as patch:
             if (send := speedups.send_express) is not None:
 
                 def checked(parts: list[WorkerRequest], *args: Any) -> int:
                     sent = send(parts, *args)
                     if sent == 1 and parts is world.exchanges[0].parts:
-                        assert [peer.requests.next for peer in world.peers] == [1, began, 0]
+                        assert [peer.requests.next_id for peer in world.peers] == [1, began, 0]
                         assert [part.request_id for part in parts] == [0, None, None], "the others were not touched"
                     return sent
 
@@ -138,7 +138,7 @@ async def stopped_by(stop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         for _ in range(20):
             await asyncio.sleep(0)  # what is unsent goes out
             for peer, so_far in zip(world.peers, frames, strict=True):
-                so_far += [(f.kind, f.request, b"".join(f.fixed), len(f.tail)) for f in peer.got()]
+                so_far += [(f.kind, f.request, b"".join(f.fixed), len(f.payload)) for f in peer.got()]
         assert not any(peer.channel.unsent for peer in world.peers)
         return frames, world.state(), [await peer.ending() for peer in world.peers]
 
@@ -192,10 +192,10 @@ async def test_after_the_last_number_of_a_request_comes_the_first(monkeypatch, c
     given = outcomes(monkeypatch, "send_express"), outcomes(monkeypatch, "take_express")
     async with World(2) as world:
         (peer,) = world.peers
-        peer.requests.next = (1 << 32) - 1
+        peer.requests.next_id = (1 << 32) - 1
         for request, following in (((1 << 32) - 1, 0), (0, 1)):
             exchange = world.send()
-            assert exchange.parts[0].request_id == request and peer.requests.next == following
+            assert exchange.parts[0].request_id == request and peer.requests.next_id == following
             assert [frame.request for frame in peer.got()] == [request] == list(peer.requests.pending)
             peer.socket.sendall(reply(peer, exchange))
             peer.poll()

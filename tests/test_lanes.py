@@ -123,7 +123,7 @@ def test_some_rows_are_stepped_in_a_lane_as_in_python(monkeypatch):
                     else:
                         desk.its_decoder.feed(data)
                         reply = desk.service.handle(desk.its_decoder.next_frame())  # type: ignore[arg-type]
-                    body = plain(Frame(Kind.RESULT, 0, 0, reply.fixed, memoryview(bytes(reply.tail))))
+                    body = plain(Frame(Kind.RESULT, 0, 0, reply.fixed, memoryview(bytes(reply.payload))))
                     said.append((body, [array.copy() for array in lanes]))
             seen.append(said)
     np.testing.assert_equal(*[[(body[2], arrays) for body, arrays in said] for said in seen])

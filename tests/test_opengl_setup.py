@@ -1,4 +1,4 @@
-"""`scripts/opengl.sh`, which `make demo` and `make test` call: what it installs, and what it says where it can't."""
+"""`tests/opengl.sh`, which `make demo` and `make test` call: what it installs, and what it says where it can't."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from process_kit import environment
 
-SCRIPT = Path(__file__).parent.parent / "scripts/opengl.sh"
+SCRIPT = Path(__file__).parent / "opengl.sh"
 
 # draws with the backends that a file names; all else is Python's
 PYTHON = f"""#!/bin/sh

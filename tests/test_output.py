@@ -16,7 +16,7 @@ from conftest import run_on
 import aioenv
 from aioenv.ipc.messages import LogLine, pack_log_line, unpack_log_line
 from aioenv.process.launch import START_METHODS
-from aioenv.process.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
+from aioenv.process.output import LAST_LINES, MAX_LINE_CHARS, OutputLog
 from aioenv.process.process import Output
 from aioenv.testing import FaultyEnv
 
@@ -52,9 +52,9 @@ def listen(monkeypatch):
     logger.manager._clear_cache()
 
 
-def pumped(*chunks: bytes, said: set[str] | None = None) -> OutputLog:
+def pumped(*chunks: bytes, seen_warnings: set[str] | None = None) -> OutputLog:
     """An output log that has been given these bytes, one read after the other."""
-    output = OutputLog("worker 0", 1, (0,), None, said)
+    output = OutputLog("worker 0", 1, (0,), None, seen_warnings)
 
     async def pump():
         reader = asyncio.StreamReader()
@@ -78,7 +78,7 @@ def test_lines_come_whole_however_they_are_read(listen):
         log.lines.clear()
         output = pumped(*(data[i : i + size] for i in range(0, len(data), size)))
         assert log.lines == ["first", "zwölf ✓", "", "last"]
-        assert output.tail.split("\n") == log.lines
+        assert output.last_lines.split("\n") == log.lines
     log.lines.clear()
     pumped("cut ✓".encode()[:-1])
     assert log.lines == ["cut \N{REPLACEMENT CHARACTER}"]
@@ -132,7 +132,7 @@ def test_the_last_lines_are_known_before_they_are_logged(listen):
         await asyncio.wait([pump])
 
     asyncio.run(main())
-    assert output.tail.split("\n") == [f"line {i}" for i in range(500 - TAIL_LINES, 500)]
+    assert output.last_lines.split("\n") == [f"line {i}" for i in range(500 - LAST_LINES, 500)]
     assert len(log.lines) < 500
 
 
@@ -285,12 +285,12 @@ def test_warnings_are_seen_without_any_set_up(caplog):
     said: set[str] = set()
     with caplog.at_level(logging.INFO, "aioenv.workers"):
         for pid in (1, 2):
-            pumped(WARNED[0], WARNED[1] % pid, WARNED[2], said=said)
+            pumped(WARNED[0], WARNED[1] % pid, WARNED[2], seen_warnings=said)
     levels = ["WARNING", "INFO", "WARNING", "INFO", "INFO"]
     assert [record.levelname for record in caplog.records] == levels + ["INFO"] * 5
     caplog.clear()
     with caplog.at_level(logging.INFO, "aioenv.workers"):
-        pumped(WARNED[0], WARNED[1] % 3, WARNED[2], said=set())  # another vector env
+        pumped(WARNED[0], WARNED[1] % 3, WARNED[2], seen_warnings=set())  # another vector env
     assert [record.levelname for record in caplog.records] == levels
 
 

@@ -156,15 +156,15 @@ def test_a_worker_without_live_slots_gets_no_frame():
             envs.pause([2, 3])
             await envs.step(zeros(4))  # looks at what is paused, once
             requests = envs._session.worker_pool.members[1].worker._connection.requests
-            asked = requests.next
+            asked = requests.next_id
             for _ in range(3):
                 result = await envs.step(zeros(4))
             await envs.reset()
-            assert requests.next == asked
+            assert requests.next_id == asked
             assert result.obs[:, 2].tolist() == [4, 4, 0, 0]
             envs.resume()
             assert (await envs.step(zeros(4))).obs[:, 2].tolist() == [1, 1, 1, 1]
-            assert requests.next == asked + 1
+            assert requests.next_id == asked + 1
 
     run_on("uvloop", main())
 

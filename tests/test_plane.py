@@ -20,7 +20,7 @@ from parity.compare import assert_same
 from process_kit import run_alone
 
 import aioenv
-from aioenv.ipc.memory import Shared, map_shared
+from aioenv.ipc.memory import SharedMemory, map_shared
 from aioenv.process.launch import START_METHODS
 from aioenv.spaces.layout import Layout
 from aioenv.spaces.shared_layout import SHARED_BYTES, choose_shared_layout
@@ -303,7 +303,7 @@ def test_an_unknown_transport():
 
 def test_memory_that_grows_goes_back_part_by_part_and_not_with_a_fork_of_its_owner():
     size = 1 << 16
-    shared = Shared.create()
+    shared = SharedMemory.create()
     assert shared is not None
     (_, first), (offset, second) = (shared.extend(size) for _ in range(2))
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in (first, second)]

@@ -14,7 +14,7 @@ from process_kit import run_alone
 
 import aioenv
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "reference.py"
+SCRIPT = Path(__file__).parent.parent / "docs" / "reference.py"
 
 
 def reference():

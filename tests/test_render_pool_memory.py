@@ -15,7 +15,7 @@ from render_pool_kit import PLAIN, SMALL, differ, held, pool_of, some_states
 
 import aioenv
 from aioenv.ipc import memory
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.rendering import image_memory, render_pool
 from aioenv.rendering.draw_requests import DrawSettings
 
@@ -66,7 +66,7 @@ def rows_of_a_chunk(
 
 @pytest.mark.asyncio
 async def test_a_chunk_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_one_that_travels():
-    memory = Shared.create()
+    memory = SharedMemory.create()
     assert memory is not None
     shared, sent = image_memory.ImageMemory(memory), image_memory.ImageMemory(None)
     for images in (shared, sent):

@@ -27,7 +27,7 @@ def still(obs):
 
 def asked(envs):
     """How many requests each worker has got."""
-    return [member.worker.asked[1] for member in envs._check_running().worker_pool.members]
+    return [member.worker.next_request[1] for member in envs._check_running().worker_pool.members]
 
 
 # ------------------------------------------------------------ whole workers

@@ -48,13 +48,13 @@ def test_one_call_answers_steps_as_long_as_they_come():
         desk.mine.sendall(data)
         worker.start()
         for number in range(STEPS):
-            assert len(desk.take().tail)
+            assert len(desk.take().payload)
             desk.mine.sendall(desk.encode() if number < STEPS - 1 else desk.encode(Kind.CALL, (), b"call"))
         worker.join()
         assert outcome == [HEADER_BYTES + 4], "what is no step is left in the buffers"
-        frame_io.look(desk.its_decoder, outcome[0])
+        frame_io.decode_external_read(desk.its_decoder, outcome[0])
         frame = desk.its_decoder.next_frame()
-        assert frame is not None and (frame.kind, bytes(frame.tail)) == (Kind.CALL, b"call")
+        assert frame is not None and (frame.kind, bytes(frame.payload)) == (Kind.CALL, b"call")
         desk.mine.sendall(desk.encode())
         assert desk.serve(1e-6) == -1, "and nothing came in time"
 
@@ -67,7 +67,7 @@ def test_a_request_may_come_in_pieces():
             data = desk.encode()
             desk.mine.sendall(data[:cut])
             assert desk.serve() == cut
-            frame_io.look(desk.its_decoder, cut)
+            frame_io.decode_external_read(desk.its_decoder, cut)
             desk.mine.sendall(data[cut:])
             while not desk.its_decoder.frames:
                 assert desk.serve() is None, "it is amid a frame"
@@ -128,7 +128,7 @@ def test_what_comes_in_the_same_read_is_answered_next(behind):
             else:
                 assert got == (behind or -1) and desk.take().kind is Kind.RESULT
                 if behind:
-                    frame_io.look(desk.its_decoder, got)
+                    frame_io.decode_external_read(desk.its_decoder, got)
             desk.mine.sendall(second[cut:])
             if behind == 0 and not raises:
                 assert desk.serve() == -1 and desk.take().kind is Kind.RESULT, "all of it came now"
@@ -140,7 +140,7 @@ def test_what_comes_in_the_same_read_is_answered_next(behind):
                     frame_io.read(desk.theirs.fileno(), desk.its_decoder)
                 frame = desk.its_decoder.next_frame()
                 assert frame is not None and frame.kind is Kind.STEP
-                assert load_step(frame.tail)[0] == range(2, 4)
+                assert load_step(frame.payload)[0] == range(2, 4)
             first, _ = halves(desk)
             desk.mine.sendall(first)
             assert desk.serve() == -1, "it goes on with whole ones"
@@ -165,9 +165,9 @@ def test_what_is_no_step_is_left_though_it_came_behind_one(kind):
         desk.step()
         desk.mine.sendall(desk.encode() + desk.encode(kind, (), b"tail"))
         assert desk.serve() == HEADER_BYTES + 4 and desk.take().kind is Kind.RESULT
-        frame_io.look(desk.its_decoder, HEADER_BYTES + 4)
+        frame_io.decode_external_read(desk.its_decoder, HEADER_BYTES + 4)
         frame = desk.its_decoder.next_frame()
-        assert frame is not None and (frame.kind, bytes(frame.tail)) == (kind, b"tail")
+        assert frame is not None and (frame.kind, bytes(frame.payload)) == (kind, b"tail")
         desk.mine.sendall(desk.encode())
         assert desk.serve() == -1 and desk.take().kind is Kind.RESULT
 
@@ -180,7 +180,7 @@ def test_what_is_broken_or_ends_behind_a_step_is_found_by_the_decoder():
         second[-1] ^= 1
         desk.mine.sendall(first + second)
         assert desk.serve() == len(second) and desk.take().kind is Kind.RESULT
-        frame_io.look(desk.its_decoder, len(second))
+        frame_io.decode_external_read(desk.its_decoder, len(second))
         with pytest.raises(WireError, match="does not match its CRC"):
             desk.its_decoder.next_frame()
     with telling("floats") as desk:
@@ -188,7 +188,7 @@ def test_what_is_broken_or_ends_behind_a_step_is_found_by_the_decoder():
         desk.mine.sendall(desk.encode() + desk.encode()[:33])
         desk.mine.shutdown(socket.SHUT_WR)
         assert desk.serve() == 33 and desk.take().kind is Kind.RESULT
-        frame_io.look(desk.its_decoder, 33)
+        frame_io.decode_external_read(desk.its_decoder, 33)
         assert desk.serve() is None and frame_io.read(desk.theirs.fileno(), desk.its_decoder) == 0
         with pytest.raises(WireError, match="ended inside a frame"):
             desk.its_decoder.finish()
@@ -457,7 +457,7 @@ def test_sorts_without_end_come_out_as_they_went_in():
                     alone += got == -1
                 else:
                     reply = desk.service.handle(desk.frame())
-                seen.append(merged_by(table, memoryview(reply.tail)))
+                seen.append(merged_by(table, memoryview(reply.payload)))
             desk.__exit__()
             assert not in_c or 50 < alone < steps
         merged.append(seen)

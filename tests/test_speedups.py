@@ -127,7 +127,7 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
     mark = memoryview(bytearray(4)).cast("I")
     stepper, rows = Autoreset(envs, mode, mark), ResultRows(Layout(space), N, [{}], [])
     for row in range(N):
-        rows.keep(0, row, stepper.reset(row, None, None)[0])
+        rows.write_observation(0, row, stepper.reset(row, None, None)[0])
     outcome: list[Any] = []
     for step in range(8):
         actions = [np.int64((step + row) % 3) for row in range(N)]
@@ -166,7 +166,7 @@ def test_the_traceback_of_an_env_that_raises_names_its_line():
         Autoreset(envs, AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I")),
         ResultRows(Layout(BOX), 1, [{}], []),
     )
-    rows.keep(0, 0, stepper.reset(0, None, None)[0])
+    rows.write_observation(0, 0, stepper.reset(0, None, None)[0])
     ((_, exc),) = stepper.step(range(1), [0], rows.direct_into(0)).failures
     frames, tb = [], exc.__traceback__
     while tb is not None:
@@ -219,7 +219,7 @@ def converse(frames: list[tuple[Any, ...]], sizes: list[int]) -> list[tuple[Any,
         for frame in frames:
             rest = frame_io.write(ours.fileno(), encoder, *frame)
             while rest:
-                rest = frame_io.write_rest(ours.fileno(), rest)
+                rest = frame_io.write_remaining(ours.fileno(), rest)
         ours.close()
 
     writer = threading.Thread(target=write)
@@ -227,7 +227,7 @@ def converse(frames: list[tuple[Any, ...]], sizes: list[int]) -> list[tuple[Any,
     with theirs:
         while frame_io.read(theirs.fileno(), decoder):
             while (frame := decoder.next_frame()) is not None:
-                got.append((frame.kind, frame.request, frame.generation, b"".join(frame.fixed), bytes(frame.tail)))
+                got.append((frame.kind, frame.request, frame.generation, b"".join(frame.fixed), bytes(frame.payload)))
     writer.join()
     decoder.finish()
     assert decoder.chain == encoder.chain

@@ -73,7 +73,7 @@ def test_there_are_as_many_workers_as_the_container_has_cpus(quota, expected, mo
     [(None, None, "see `dmesg`"), (1, 3, "memory ran out, and it has killed 2 of"), (1, 1, "memory did not run out")],
 )
 def test_who_has_killed_a_worker(before, now, said, monkeypatch):
-    monkeypatch.setattr(failures, "oom_kills_before", lambda: before)
+    monkeypatch.setattr(failures, "oom_kills_at_start", lambda: before)
     monkeypatch.setattr(failures, "oom_kills", lambda: now)
     assert said in str(worker_died(WorkerIdentity("worker 0", 1, (0,), ""), -9, None, None, None))
 

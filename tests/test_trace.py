@@ -28,7 +28,7 @@ from aioenv.testing import leak_check
 from aioenv.tracing import ring as rings
 from aioenv.tracing import timeline as timelines
 from aioenv.tracing import track as tracks
-from aioenv.tracing.timeline import replacing
+from aioenv.tracing.timeline import atomic_write
 
 BALL = "<mujoco><worldbody><light pos='0 0 3'/><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
 
@@ -410,17 +410,17 @@ def test_a_ring_keeps_the_newest_rows(monkeypatch):
         ring = rings.Ring(memory)
         for i in range(3):
             ring.append("step", 0, i, i, i + 0.5)
-        assert [row[2:] for row in ring.take()] == [(0, 0, 0.5), (1, 1, 1.5), (2, 2, 2.5)]
+        assert [row[2:] for row in ring.read_new()] == [(0, 0, 0.5), (1, 1, 1.5), (2, 2, 2.5)]
         for i in range(3, 10):
             ring.append("step", 0, i, i, i + 0.5)
-        assert [row[2] for row in ring.take()] == [6, 7, 8, 9]
-        assert list(ring.take()) == []
+        assert [row[2] for row in ring.read_new()] == [6, 7, 8, 9]
+        assert list(ring.read_new()) == []
         ring.close()
 
 
 def test_a_trace_that_nobody_stops_ends_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(timelines, "MAX_SPANS", 500)
-    monkeypatch.setattr(tracks, "LOOK_EVERY", 50)
+    monkeypatch.setattr(tracks, "COLLECT_EVERY", 50)
 
     async def run():
         async with fragile() as envs:
@@ -436,7 +436,7 @@ def test_a_trace_that_nobody_stops_ends_by_itself(tmp_path, monkeypatch):
 
 def test_a_trace_of_a_vector_env_in_this_process_ends_by_itself_too(tmp_path, monkeypatch):
     monkeypatch.setattr(timelines, "MAX_SPANS", 100)
-    monkeypatch.setattr(timelines, "LOOK_EVERY", 20)
+    monkeypatch.setattr(timelines, "COLLECT_EVERY", 20)
     with sync.make_vec("CartPole-v1", num_envs=2, backend="native") as envs:
         trace = envs.trace(tmp_path / "run.json")
         envs.reset(seed=0)
@@ -453,7 +453,7 @@ def test_it_is_written_where_it_was_begun(tmp_path, monkeypatch):
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     trace = timelines.Trace("run.json", [], lambda: None)
-    trace.loop("policy", 1.0, 2.0)
+    trace.add_loop_span("policy", 1.0, 2.0)
     monkeypatch.chdir(elsewhere)
     trace.stop()
     assert len(read(tmp_path / "run.json")) == 1 and not list(elsewhere.iterdir())
@@ -462,11 +462,11 @@ def test_it_is_written_where_it_was_begun(tmp_path, monkeypatch):
 def test_a_link_stays_one(tmp_path):
     (file := tmp_path / "run-3.json").write_text("old")
     (link := tmp_path / "latest.json").symlink_to("run-3.json")
-    with replacing(link) as new:
+    with atomic_write(link) as new:
         new.write("new")
         assert file.read_text() == "old"
     assert link.is_symlink() and file.read_text() == "new"
-    with pytest.raises(ValueError, match="mine"), replacing(link) as new:
+    with pytest.raises(ValueError, match="mine"), atomic_write(link) as new:
         new.write("half")
         raise ValueError("mine")
     assert file.read_text() == "new" and len(list(tmp_path.iterdir())) == 2
@@ -475,12 +475,12 @@ def test_a_link_stays_one(tmp_path):
 def test_a_device_is_written_to_and_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="No such device"), replacing(pipe):  # nobody reads
+    with pytest.raises(OSError, match="No such device"), atomic_write(pipe):  # nobody reads
         pass
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         trace = timelines.Trace(pipe, [], lambda: None)
-        trace.loop("policy", 1.0, 2.0)
+        trace.add_loop_span("policy", 1.0, 2.0)
         trace.stop()
         assert len(json.loads(os.read(reader, 1 << 16))["traceEvents"]) == 4
     finally:

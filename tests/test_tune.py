@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import aioenv
-from aioenv.cli import main, tune
-from aioenv.cli.bench import rounds
+from aioenv.cli import main, rounds, tune
 from aioenv.platform import usable_cpus
 from aioenv.requirements import has_batch
 
@@ -136,16 +135,16 @@ def test_tune_says_if_the_env_can_not_be_stepped(tmp_path, monkeypatch, capfd):
 def playing(monkeypatch, happens):
     """Have tune measure nothing: `happens(label, settings)` may raise, or return a problem; native envs are faster."""
 
-    def play_tasks(entries, rounds_, progress, *, outcomes):
-        for label, (_, task) in entries.items():
-            outcome = outcomes[label] = rounds.Outcomes()
-            rate = 900 if "backend" in task.keywords else 100
+    def play_rounds(entries, rounds_, progress, *, outcomes):
+        for label, (_, workload) in entries.items():
+            outcome = outcomes[label] = rounds.Outcome()
+            rate = 900 if "backend" in workload.keywords else 100
             outcome.rounds = [{"env_steps": rate, "seconds": 1.0}] * rounds_
-            if problem := happens(label, task.keywords):
+            if problem := happens(label, workload.keywords):
                 outcome.problem, outcome.broken = problem, True
 
-    monkeypatch.setattr(rounds, "play_tasks", play_tasks)
-    monkeypatch.setattr(rounds, "foreign_load", lambda seconds: 0.0)
+    monkeypatch.setattr(rounds, "play_rounds", play_rounds)
+    monkeypatch.setattr(tune, "foreign_load", lambda seconds: 0.0)
 
 
 def test_what_tune_found_is_told_and_written_though_blocking_code_can_not_be_compared(tmp_path, monkeypatch, capfd):

@@ -208,7 +208,7 @@ async def test_a_render_worker_that_is_started_again_has_the_models(how):
         await seen.step()
         session = seen.envs._session
         (worker,) = session.render_workers
-        worker.strike("by a test")
+        worker.kill("by a test")
         await seen.step()
         await seen.step()
     assert not seen.wrong.any()

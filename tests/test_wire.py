@@ -344,7 +344,7 @@ def test_the_caller_may_use_its_chunk_again():
     data[:] = bytes(len(data))
     frame = decoder.next_frame()
     assert frame is not None
-    assert (bytes(frame.fixed[0]), bytes(frame.tail)) == (b"fixed", b"tail")
+    assert (bytes(frame.fixed[0]), bytes(frame.payload)) == (b"fixed", b"tail")
 
 
 # ---------------------------------------------------------------- limits
@@ -364,7 +364,7 @@ def raw_header(magic=frames.MAGIC, version=frames.VERSION, kind=int(Kind.STEP), 
         ({"kind": 0}, "unknown kind of frame: 0"),
         ({"kind": 255}, "unknown kind of frame: 255"),
         ({"fixed": frames.MAX_FIXED_BYTES + 1}, "announces"),
-        ({"tail": frames.MAX_TAIL_BYTES + 1}, "announces"),
+        ({"tail": frames.MAX_PAYLOAD_BYTES + 1}, "announces"),
         ({"fixed": 2**32 - 1, "tail": 2**32 - 1}, "announces"),
     ],
     ids=str,
@@ -385,11 +385,11 @@ def test_the_layout_that_the_docstring_draws():
 
 def test_encode_and_decode_have_the_same_limits(monkeypatch):
     monkeypatch.setattr(frames, "MAX_FIXED_BYTES", 10)
-    monkeypatch.setattr(frames, "MAX_TAIL_BYTES", 6)
+    monkeypatch.setattr(frames, "MAX_PAYLOAD_BYTES", 6)
     encoder, decoder = Encoder(), Decoder()
     with pytest.raises(WireError, match="a fixed part of 11 bytes is over the maximum of 10"):
         encoder.encode(Kind.STEP, 0, 0, [b"123456", b"78901"])
-    with pytest.raises(WireError, match="a tail of 7 bytes is over the maximum of 6"):
+    with pytest.raises(WireError, match="a payload of 7 bytes is over the maximum of 6"):
         encoder.encode(Kind.STEP, 0, 0, (), b"1234567")
     # what was refused leaves no mark on the stream
     for buffer in encoder.encode(Kind.STEP, 3, 4, [b"12345", b"67890"], b"123456"):

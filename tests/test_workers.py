@@ -514,4 +514,4 @@ def test_a_reply_that_the_socket_takes_in_pieces_arrives_whole():
             writing.result(10)
     frame = decoder.next_frame()
     assert frame is not None
-    assert (b"".join(frame.fixed), bytes(frame.tail)) == (b"".join(sent), b"tail")
+    assert (b"".join(frame.fixed), bytes(frame.payload)) == (b"".join(sent), b"tail")

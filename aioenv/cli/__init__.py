@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import aioenv
-from aioenv.cli.ending import CommandEnded, raised
+from aioenv.cli.processes import EndedBySignal, signals_raise
 
-__all__ = ["main"]
+__all__ = ["exit_status", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,25 +22,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None for those of this process.
 
     Returns:
-        The exit status: 0 if all went well, 1 if something failed, 2 if it was asked for what can't be, 130 after
-        Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if nobody reads its output any more
-        (`aioenv bench --list | head -1`).
+        The exit status: 0 on success, 1 if something failed, 2 if the arguments can't be met, 130 after Ctrl-C, 143
+        after SIGTERM, 129 after SIGHUP, 141 if the reader of its output has ended (`aioenv bench --list | head -1`).
 
     Raises:
-        SystemExit: if the arguments are wrong (status 2), or help was asked for (0).
+        SystemExit: if the arguments are wrong (status 2) or ask for help (0).
     """
+    return exit_status(lambda: _run(argv))
+
+
+def exit_status(command: Callable[[], int]) -> int:
+    """Run a command; print errors that are messages for the user, and return the exit status (see `main`)."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed (`>&-`, pythonw): all that is printed goes nowhere
+        if getattr(sys, name) is None:  # closed (`>&-`, pythonw): discard what is printed
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # a terminal may lack a letter, and who reads a log of something long wants to see how far it is
+            # a terminal may lack a letter; a log file of a long command is to show its progress
             stream.reconfigure(errors="replace", line_buffering=True)
     try:
-        with raised():
-            status = _run(argv)
+        with signals_raise():
+            status = command()
             sys.stdout.flush()
-    except CommandEnded as exc:
+    except EndedBySignal as exc:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(f"\n{exc}", file=sys.stderr)
         return 128 + exc.signum
@@ -48,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # what is left is flushed at exit
+        with contextlib.suppress(OSError, ValueError):  # Python flushes the rest at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as exc:
@@ -60,19 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    # imported here, since that takes a while, in which Ctrl-C shall be one, too
+    # imported here: Ctrl-C during the imports, which take a while, is handled too
     from aioenv.cli import doctor
 
     modules: dict[str, Any] = {"doctor": doctor}
     wrong: Exception | None = None
     asked = list(sys.argv[1:] if argv is None else argv)
-    if asked[:1] != ["doctor"]:  # which imports nothing that may be broken, and says what is
+    if asked[:1] != ["doctor"]:  # it reports what is broken, so it imports nothing that may be
         from aioenv.requirements import check_requirements
 
         check_requirements()
         from aioenv.worker.mujoco_gl import without_mujoco_gl
 
-        wrong = without_mujoco_gl()  # for whoever draws
+        wrong = without_mujoco_gl()  # raised once the arguments are parsed
         from aioenv.cli import bench, demo, record, trace_view, tune
 
         modules = {"demo": demo, "record": record, "bench": bench, "tune": tune, **modules, "trace": trace_view}
@@ -91,7 +95,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _our_error(exc: Exception) -> bool:
-    """Whether an exception is for the user to read, rather than a fault."""
+    """Check whether an exception is a message for the user, rather than a fault."""
     if isinstance(exc, OSError):
         return True
     errors = sys.modules.get("aioenv.errors")  # which imports Gymnasium

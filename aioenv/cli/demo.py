@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aioenv
-from aioenv.cli.options import out_file, positive_int, size
+from aioenv.cli.arguments import out_file, positive_int, size
 from aioenv.loops.progress import progress_bar
 from aioenv.loops.video import TiledVideo, check_name, fps_of
 from aioenv.platform import usable_cpus
@@ -30,14 +30,14 @@ HELP = "step MuJoCo envs and draw them at the same time, and make a video of it"
 
 ENV = "HalfCheetah-v5"
 WARM_UP_STEPS = 20
-# Images are kept until a chunk is full, and then encoded with the clock stopped: the encoder is no part of what
-# is measured. 50 steps of 16 images of 160 x 120 are 46 MB.
+# Images are kept until a chunk is full, and then encoded with the clock stopped, so the encoder is not measured.
+# 50 steps of 16 images of 160 x 120 are 46 MB.
 CHUNK_STEPS = 50
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the demo does; every measurement does all of it."""
+class DemoSettings:
+    """The envs, steps and images of the demo, the same in every measurement."""
 
     num_envs: int
     steps: int
@@ -45,7 +45,7 @@ class Plan:
     out: Path
 
     def actions(self, space: Any) -> npt.NDArray[Any]:
-        """Random actions for every step and env, the same in every measurement."""
+        """Sample random actions for every step and env, the same in every measurement."""
         space.seed(0)
         return np.stack([space.sample() for _ in range(self.steps)])
 
@@ -62,39 +62,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 if it went well, with images or without."""
+    """Run the demo; 0 on success, with images or without."""
     width, height = args.size
     try:
-        # the env's own view stands still, and the cheetahs soon run out of it
+        # the env's own view stands still, and the cheetahs soon leave it
         render = aioenv.RenderConfig(width=width, height=height, camera="track", quality="fast")
         check_name(args.out)
     except ValueError as exc:
         print(f"aioenv demo: {exc}", file=sys.stderr)
         return 1
-    return aioenv.run(demo(Plan(args.num_envs, args.steps, render, args.out), images=not args.no_images))
+    return aioenv.run(demo(DemoSettings(args.num_envs, args.steps, render, args.out), images=not args.no_images))
 
 
-async def demo(plan: Plan, *, images: bool) -> int:
+async def demo(settings: DemoSettings, *, images: bool) -> int:
     """Measure physics, images and both at once, in turn; the last makes the video."""
-    n, cpus = plan.num_envs, usable_cpus()
+    n, cpus = settings.num_envs, usable_cpus()
     workers = "1 worker process" if min(n, cpus) == 1 else f"{min(n, cpus)} worker processes"
-    print(f"{n} x {ENV}, {plan.steps:,} steps, in {workers} on {cpus} CPUs")
+    print(f"{n} x {ENV}, {settings.steps:,} steps, in {workers} on {cpus} CPUs")
     video: TiledVideo | None = None
     unable: Exception | None = None
     try:
-        video = TiledVideo(plan.out) if images else None
+        video = TiledVideo(settings.out) if images else None
     except (ImportError, OSError) as exc:
         unable = exc
     problem: Exception | None = None
     async with contextlib.AsyncExitStack() as stack:
-        runs = [await physics_alone(plan, stack)]
+        measurements = [await physics_alone(settings, stack)]
         if images:
             try:
-                runs += [await images_alone(plan, stack), await overlapped(plan, stack, video)]
+                measurements += [await images_alone(settings, stack), await overlapped(settings, stack, video)]
             except aioenv.RenderError as exc:
                 problem = exc
-        await measure(plan, runs)
-    print_table(plan, runs)
+        await measure(settings, measurements)
+    print_table(settings, measurements)
     if problem is not None:
         print(f"\nNo pictures this time, because nothing can be drawn here: {problem}")
     elif video is not None:
@@ -104,18 +104,19 @@ async def demo(plan: Plan, *, images: bool) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- measurements
 
 
 @dataclass
-class Run:
-    """One of the things that are measured.
+class Measurement:
+    """One measurement, which takes turns with the others.
 
     Attributes:
-        label: what to call it.
+        label: its name in the table.
         chunk: does the steps from one number up to another.
         physics, images: whether it steps envs, and whether it draws them.
-        after: what to do after a chunk with the clock stopped.
+        after: called after a chunk with the clock stopped.
+        detail: the renderer.
         seconds: how long the chunks took so far.
     """
 
@@ -128,49 +129,49 @@ class Run:
     seconds: float = 0.0
 
 
-async def measure(plan: Plan, runs: list[Run]) -> None:
-    """Do all steps of all runs: a chunk of each in turn, so that a busy machine disturbs them alike."""
-    bar = progress_bar(plan.steps)
-    shown = runs[-1]
+async def measure(settings: DemoSettings, measurements: list[Measurement]) -> None:
+    """Do all steps of all measurements, a chunk of each in turn: a busy machine disturbs them alike."""
+    bar = progress_bar(settings.steps)
+    shown = measurements[-1]
     try:
-        for start in range(0, plan.steps, CHUNK_STEPS):
-            stop = min(start + CHUNK_STEPS, plan.steps)
-            for run in runs:
+        for start in range(0, settings.steps, CHUNK_STEPS):
+            stop = min(start + CHUNK_STEPS, settings.steps)
+            for one in measurements:
                 began = time.perf_counter()
-                await run.chunk(start, stop)
-                run.seconds += time.perf_counter() - began
-                if run.after is not None:
-                    await run.after()
-            rate = stop * plan.num_envs / shown.seconds
+                await one.chunk(start, stop)
+                one.seconds += time.perf_counter() - began
+                if one.after is not None:
+                    await one.after()
+            rate = stop * settings.num_envs / shown.seconds
             bar.set_postfix_str(f"{rate:,.0f} env-steps/s" + f", {rate:,.0f} images/s" * shown.images, False)
             bar.update(stop - start)
     finally:
         bar.close()
 
 
-async def physics_alone(plan: Plan, stack: contextlib.AsyncExitStack) -> Run:
-    """All steps, with nothing drawn."""
-    envs = await stack.enter_async_context(aioenv.make_vec(ENV, num_envs=plan.num_envs))
-    actions = plan.actions(envs.action_space)
+async def physics_alone(settings: DemoSettings, stack: contextlib.AsyncExitStack) -> Measurement:
+    """Prepare all steps without images."""
+    envs = await stack.enter_async_context(aioenv.make_vec(ENV, num_envs=settings.num_envs))
+    actions = settings.actions(envs.action_space)
 
     async def chunk(start: int, stop: int) -> None:
         for t in range(start, stop):
             await envs.step(actions[t])
 
     await envs.reset(seed=0)
-    await chunk(0, min(WARM_UP_STEPS, plan.steps))
+    await chunk(0, min(WARM_UP_STEPS, settings.steps))
     await envs.reset(seed=0)
-    return Run("physics alone", chunk, physics=True, images=False)
+    return Measurement("physics alone", chunk, physics=True, images=False)
 
 
 class RandomWalk(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Runs in a worker: collects the states of many random steps."""
+    """A wrapper that collects the states of many random steps, in a worker."""
 
     def walk(self, steps: int) -> tuple[MujocoSource, npt.NDArray[np.float64]]:
-        """What to draw the env from, and its states, float64 of shape `(steps, state size)`."""
+        """Return the source of the env's images, and its states, float64 of shape `(steps, state size)`."""
         source = find_source(self.env)
         assert source is not None  # it is a MuJoCo env
-        states = np.zeros((steps, source.state_size))  # of the model as it is at the start: its number is 0
+        states = np.zeros((steps, source.state_size))  # the number of the initial model is 0
         base: Any = self.env.unwrapped
         self.env.action_space.seed(0)
         self.env.reset(seed=0)
@@ -182,21 +183,21 @@ class RandomWalk(gymnasium.Wrapper[Any, Any, Any, Any]):
         return source, states
 
 
-async def images_alone(plan: Plan, stack: contextlib.AsyncExitStack) -> Run:
-    """All images, with nothing stepped, by a pool of their own.
+async def images_alone(settings: DemoSettings, stack: contextlib.AsyncExitStack) -> Measurement:
+    """Prepare all images without steps, drawn by a pool of their own.
 
-    The states are those of one random walk, each slot some steps further into it than the one before: as many
-    states as the overlapped run draws, and of the same kind.
+    The states come from one random walk; each slot is some steps further into it than the slot before. They are as many
+    as the overlapped measurement draws, and of the same kind.
 
     Raises:
         RenderError: if no OpenGL backend works.
     """
     async with aioenv.make_vec(ENV, wrappers=[RandomWalk]) as one:
-        source, states = await one.call_at(0, "walk", plan.steps)
-    n = plan.num_envs
+        source, states = await one.call_at(0, "walk", settings.steps)
+    n = settings.num_envs
     slots = np.arange(n)
     ahead = slots * max(1, len(states) // n)
-    pool = StepRenderPool([source], [0] * n, plan.render)
+    pool = StepRenderPool([source], [0] * n, settings.render)
     await pool.start()
     stack.push_async_callback(pool.close)
 
@@ -204,15 +205,15 @@ async def images_alone(plan: Plan, stack: contextlib.AsyncExitStack) -> Run:
         for t in range(start, stop):
             await draw_states(pool, slots.tolist(), states[(t + ahead) % len(states)])
 
-    await chunk(0, min(WARM_UP_STEPS, plan.steps))
+    await chunk(0, min(WARM_UP_STEPS, settings.steps))
     detail = f"{pool.backend}, {pool.renderer}" if pool.renderer else pool.backend
-    return Run("images alone", chunk, physics=False, images=True, detail=detail)
+    return Measurement("images alone", chunk, physics=False, images=True, detail=detail)
 
 
-async def overlapped(plan: Plan, stack: contextlib.AsyncExitStack, video: TiledVideo | None) -> Run:
-    """All steps and all images: the images of a state are drawn while the next step is taken."""
-    envs = await stack.enter_async_context(aioenv.make_vec(ENV, num_envs=plan.num_envs, render=plan.render))
-    actions = plan.actions(envs.action_space)
+async def overlapped(settings: DemoSettings, stack: contextlib.AsyncExitStack, video: TiledVideo | None) -> Measurement:
+    """Prepare all steps and all images, which are drawn while the next step is taken."""
+    envs = await stack.enter_async_context(aioenv.make_vec(ENV, num_envs=settings.num_envs, render=settings.render))
+    actions = settings.actions(envs.action_space)
     taken: list[npt.NDArray[np.uint8]] = []
 
     async def chunk(start: int, stop: int) -> None:
@@ -220,8 +221,8 @@ async def overlapped(plan: Plan, stack: contextlib.AsyncExitStack, video: TiledV
         for t in range(start, stop):
             await step
             if t + 1 < stop:
-                step = asyncio.ensure_future(envs.step(actions[t + 1]))  # the next step is on its way …
-            taken.append(await envs.render())  # … while the state of this one is drawn
+                step = asyncio.ensure_future(envs.step(actions[t + 1]))  # the next step is in flight …
+            taken.append(await envs.render())  # … while the images of this one are drawn
 
     async def encode() -> None:
         if video is not None:
@@ -229,13 +230,13 @@ async def overlapped(plan: Plan, stack: contextlib.AsyncExitStack, video: TiledV
         taken.clear()
 
     await envs.reset(seed=0)
-    await chunk(0, min(WARM_UP_STEPS, plan.steps))
+    await chunk(0, min(WARM_UP_STEPS, settings.steps))
     taken.clear()
     await envs.reset(seed=0)
     if video is not None:
         video.fps = fps_of(envs.metadata)
         stack.push_async_callback(video.close)
-    return Run("both overlapped", chunk, physics=True, images=True, after=encode)
+    return Measurement("both overlapped", chunk, physics=True, images=True, after=encode)
 
 
 async def draw_states(pool: StepRenderPool, slots: list[int], states: npt.NDArray[np.float64]) -> None:
@@ -258,27 +259,27 @@ async def draw_states(pool: StepRenderPool, slots: list[int], states: npt.NDArra
     await done
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- the table
 
 
-def print_table(plan: Plan, runs: list[Run]) -> None:
-    """How long each measurement took, and what the overlap saved."""
-    total = plan.num_envs * plan.steps
+def print_table(settings: DemoSettings, measurements: list[Measurement]) -> None:
+    """Print how long each measurement took, and how much time the overlap saved."""
+    total = settings.num_envs * settings.steps
     print(f"\n{'':<17}{'seconds':>9}{'env-steps/s':>14}{'images/s':>11}")
-    for run in runs:
-        rate = f"{total / run.seconds:,.0f}"
-        columns = f"{rate if run.physics else '-':>14}{rate if run.images else '-':>11}"
-        print(f"{run.label:<17}{run.seconds:>9.2f}{columns}")
-    if len(runs) < 3:
+    for one in measurements:
+        rate = f"{total / one.seconds:,.0f}"
+        columns = f"{rate if one.physics else '-':>14}{rate if one.images else '-':>11}"
+        print(f"{one.label:<17}{one.seconds:>9.2f}{columns}")
+    if len(measurements) < 3:
         return
-    physics, images, both = (run.seconds for run in runs)
+    physics, images, both = (one.seconds for one in measurements)
     one_by_one = physics + images
     saved = (one_by_one - both) / one_by_one
     print(
         f"\nThe overlap {'saved' if saved >= 0 else 'cost'} {abs(saved):.0%}: physics and then images take "
         f"{one_by_one:.2f} s, both at once {both:.2f} s (encoding the video not counted)."
     )
-    config = plan.render
-    print(f"Images: {config.width} x {config.height}, {config.quality}, drawn by {runs[1].detail}.")
-    if "pipe" in runs[1].detail:  # llvmpipe, softpipe
+    config = settings.render
+    print(f"Images: {config.width} x {config.height}, {config.quality}, drawn by {measurements[1].detail}.")
+    if "pipe" in measurements[1].detail:  # llvmpipe, softpipe
         print("That is software OpenGL: it needs the CPUs that physics needs, so only their idle time can be saved.")

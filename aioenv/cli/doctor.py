@@ -1,6 +1,6 @@
-"""Say what aioenv finds on this machine, and what to install for the rest.
+"""Report what works on this machine, and what to install for the rest.
 
-Nothing that may be missing, too old or broken is imported with this module: that is what it reports.
+This module imports nothing at import time that may be missing, too old or broken: it reports these.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from aioenv.cli.processes import start_text_process
 from aioenv.platform import cpu_quota, usable_cpus
 from aioenv.requirements import problem_of
 
 if TYPE_CHECKING:
-    from aioenv.cli.opengl import Probe
+    from aioenv.cli.opengl import ProbeResult
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -34,7 +35,7 @@ OPTIONAL = {
     "tianshou": "a bench contender: pip install tianshou",
     "envpool": "a bench contender: pip install envpool",
 }
-# Without these no module of aioenv's can be imported that has more to say.
+# Without these, modules of aioenv that the rest of the report needs can't be imported.
 _NEEDED_HERE = {"numpy", "gymnasium", "cloudpickle"}
 _IMPORT_TIMEOUT_S = 60.0
 
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     works = not _NEEDED_HERE & problems.keys()
     wrong: list[Exception] = []
     parts = [("Event loop", _report_loop), ("Workers", _report_workers), ("Steps", _report_steps)]
-    told = [_told(title, part, works) for title, part in parts]
+    reported = [_report(title, part, works) for title, part in parts]
     print("\nPackages")
     for name, version in versions.items():
         print(f"  {name:<18}{version or 'MISSING'}")
@@ -63,22 +64,24 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {'':<18}{problems[name]}")
     for name, use in OPTIONAL.items():
         print(f"  {name:<18}{installed(name) or f'not installed ({use})'}")
-    told.append(_told("\nOpenGL", lambda: wrong.extend(_report_images()), works))
+    reported.append(_report("\nOpenGL", lambda: wrong.extend(_report_images()), works))
     missing = [name for name in problems if versions[name] is None]
     if missing:
         print(f"\nMissing: pip install {' '.join(missing)}")
-    elif problems or not all(told):
+    elif problems or not all(reported):
         print("\naioenv does not work here: see the lines above")
     for exc in wrong:
         print(f"\n{exc}")
-    return int(bool(problems or wrong) or not all(told))
+    return int(bool(problems or wrong) or not all(reported))
 
 
 def _problems(versions: dict[str, str | None]) -> dict[str, str]:
-    """What is wrong with which of the required packages: missing, too old, or it can't be imported."""
+    """Find the required packages that are missing, too old or can't be imported: name → problem."""
     problems: dict[str, str] = {}
     trials: dict[str, subprocess.Popen[str]] = {}
-    environment = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"}  # OpenGL's part tells of it
+    environment = {
+        key: value for key, value in os.environ.items() if key != "MUJOCO_GL"
+    }  # the report on OpenGL covers it
     for name, version in versions.items():
         if version is None:
             if not (name == "uvloop" and sys.platform == "win32"):
@@ -86,18 +89,12 @@ def _problems(versions: dict[str, str | None]) -> dict[str, str]:
         elif (problem := problem_of(name)) is not None:
             problems[name] = problem
         elif name != "aioenv":
-            trials[name] = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", f"import sys; sys.path[:] = {sys.path!a}; import {name}"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",
-            )
+            code = f"import sys; sys.path[:] = {sys.path!a}; import {name}"
+            command = [sys.executable, "-W", "ignore", "-c", code]
+            trials[name] = start_text_process(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         for name, trial in trials.items():
-            if (why := _outcome(trial)) is not None:
+            if (why := _import_error(trial)) is not None:
                 problems[name] = f"it can't be imported: {why}"
     finally:
         for trial in trials.values():  # Ctrl-C
@@ -107,8 +104,8 @@ def _problems(versions: dict[str, str | None]) -> dict[str, str]:
     return problems
 
 
-def _outcome(trial: subprocess.Popen[str]) -> str | None:
-    """Why an import failed, in a line; None if it did not."""
+def _import_error(trial: subprocess.Popen[str]) -> str | None:
+    """Wait for an import; return a line that says why it failed, None if it did not."""
     try:
         said = trial.communicate(timeout=_IMPORT_TIMEOUT_S)[1]
     except subprocess.TimeoutExpired:
@@ -120,14 +117,14 @@ def _outcome(trial: subprocess.Popen[str]) -> str | None:
     return lines[-1] if lines and trial.returncode == 1 else f"the process ended with {how}"
 
 
-def _told(title: str, report: Callable[[], None], works: bool) -> bool:
-    """Print a part of the report, or why there is none; whether there is one."""
+def _report(title: str, report: Callable[[], None], works: bool) -> bool:
+    """Print a part of the report, or why there is none; returns whether there is one."""
     if not works:
         print(f"{title}: not known, see Packages")
         return False
     try:
         report()
-    except Exception as exc:  # whatever it is, the rest of the report is worth having
+    except Exception as exc:  # the rest of the report is still worth having
         print(f"{title}: not known ({type(exc).__name__}: {exc})")
         return False
     return True
@@ -155,7 +152,7 @@ def _report_steps() -> None:
 
 
 def _report_images() -> list[Exception]:
-    """Tell what draws; gives what is wrong besides."""
+    """Report on OpenGL; returns what is wrong besides."""
     from aioenv.cli.opengl import probe_all
     from aioenv.rendering.backends import find_gpus
     from aioenv.worker.mujoco_gl import without_mujoco_gl
@@ -165,9 +162,9 @@ def _report_images() -> list[Exception]:
     return [] if wrong is None else [wrong]
 
 
-def _report_opengl(probes: Sequence[Probe], gpus: Sequence[str]) -> None:
-    """A line for each backend and device; what is used; what to install."""
-    from aioenv.rendering.backends import candidates, how_to_get, how_to_get_any, why_software
+def _report_opengl(probes: Sequence[ProbeResult], gpus: Sequence[str]) -> None:
+    """Print a line for each backend and device, which of them is used, and what to install."""
+    from aioenv.rendering.backends import candidate_backends, general_install_hint, install_hint, software_warning
 
     print(f"\nGPUs that the kernel knows of: {', '.join(gpus) or 'none'}")
     print("\nOpenGL, images of 84x84 a second and process")
@@ -177,22 +174,22 @@ def _report_opengl(probes: Sequence[Probe], gpus: Sequence[str]) -> None:
         device = "" if probe.device is None else str(probe.device)
         if not probe.renderer:
             print(f"  {probe.backend:<9}{device:<8}does not work: {probe.problem}")
-            if advice := how_to_get(probe.backend):
+            if advice := install_hint(probe.backend):
                 print(f"  {'':<17}{advice}")
             continue
         drawn_by = "the CPU" if probe.software else "a GPU"
         rates = f"{probe.exact_per_s:>8,.0f}{probe.fast_per_s:>9,.0f}"
         print(f"  {probe.backend:<9}{device:<8}{drawn_by:<10}{probe.renderer:<{width + 2}}{rates}")
-    used = next((p for name in candidates(None) for p in probes if p.backend == name and p.renderer), None)
+    used = next((p for name in candidate_backends(None) for p in probes if p.backend == name and p.renderer), None)
     if used is None:
         works = [probe.backend for probe in probes if probe.renderer]
         if works and (chosen := os.environ.get("MUJOCO_GL")):
             print(f"\nNo images are drawn while MUJOCO_GL={chosen}: unset it, or say {works[0]}.")
         else:
-            print(f"\nNo images can be drawn.\n{how_to_get_any()}")
+            print(f"\nNo images can be drawn.\n{general_install_hint()}")
         return
     print(f"  Images are drawn by {used.backend}, unless you say otherwise (MUJOCO_GL, or backend=).")
-    if (why := why_software(used.renderer, gpus)) is not None:
+    if (why := software_warning(used.renderer, gpus)) is not None:
         print(f"\nWARNING: {why}")
         better = [probe for probe in probes if probe.renderer and not probe.software]
         if better:
@@ -200,15 +197,15 @@ def _report_opengl(probes: Sequence[Probe], gpus: Sequence[str]) -> None:
 
 
 def _choice(known: Sequence[str], default: str) -> str:
-    """What is used unless told otherwise, and what else there is."""
+    """Name the default, and what else there is."""
     others = [name for name in known if name != default]
     return f"{default} (or {', '.join(others)})" if others else f"{default} (nothing else on this platform)"
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution; None if it is not installed."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name) or "of an unknown version"
-    except Exception:  # not only PackageNotFoundError: what is half removed has broken metadata
-        # a source tree on the path is no distribution, but works
+    except Exception:  # not only PackageNotFoundError: a half removed package has broken metadata
+        # a source tree on the path has no metadata, but works
         return "from source" if importlib.util.find_spec(name.replace("-", "_")) is not None else None

@@ -1,4 +1,4 @@
-"""Trying out OpenGL: what draws, on which devices, and how fast; each in a process of its own."""
+"""Try out OpenGL backends and their devices, each in a process of its own: which draw, and how fast."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from aioenv.rendering.backends import backends_here, environment, is_software
+from aioenv.cli.processes import run_in_group
+from aioenv.rendering.backends import backend_environment, is_software, platform_backends
 
-__all__ = ["Probe", "probe_all", "probe_opengl"]
+__all__ = ["ProbeResult", "probe_all", "probe_opengl"]
 
 PROBE_TIMEOUT_S = 60.0
-# Of devices with numbers of their own, so many are tried.
+# At most so many devices are tried.
 MAX_DEVICES = 16
 
-_MARK = "aioenv-probe:"  # before what is found: drivers print, too
+_MARK = "aioenv-probe:"  # before the result: drivers print, too
 
-# Makes contexts and draws in them, with a model's own quality and with the least: a context alone does not show that
-# drawing works. Prints who drew, how many images a second, and how many devices there are.
+# Draws with a model's own quality and with the least: making a context does not show that drawing works. Prints the
+# renderer, the images a second, and the number of devices.
 _PROBE = """
 import json, os, time
 import mujoco
@@ -59,17 +60,17 @@ print("MARK" + json.dumps([name, *rates, devices]))
 
 
 @dataclass(frozen=True)
-class Probe:
-    """What came of trying an OpenGL backend.
+class ProbeResult:
+    """The result of trying an OpenGL backend.
 
     Attributes:
         backend: its name.
-        renderer: who draws, as OpenGL names it; empty if the backend does not work.
+        renderer: the renderer, as OpenGL names it; empty if the backend does not work.
         problem: why it does not work; empty if it does.
         device: which of its devices; None for the one that MuJoCo chooses.
         devices: how many it has.
-        exact_per_s, fast_per_s: images of 84x84 of a small scene, a second, of one process: as `mujoco.Renderer` draws
-            them, and without shadows, reflections and multisampling.
+        exact_per_s, fast_per_s: images of a small scene that one process draws a second, 84x84: as `mujoco.Renderer`
+            draws them, and without shadows, reflections and multisampling.
     """
 
     backend: str
@@ -86,40 +87,34 @@ class Probe:
         return is_software(self.renderer)
 
 
-def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int | None = None) -> Probe:
-    """Draw with a backend, in a process of its own: a broken driver may crash or hang it.
+def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int | None = None) -> ProbeResult:
+    """Draw with a backend, in a process of its own, which a broken driver may crash or hang.
 
     Args:
         backend: its name.
         timeout_s: how long that may take, in seconds.
-        device: which GPU is to draw; None for the one that MuJoCo chooses.
+        device: the GPU that draws; None for the one that MuJoCo chooses.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _PROBE],  # what lies in the working directory is none of the probe's
-            env={**os.environ, **environment(backend, device)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",  # drivers say what they like
-            timeout=timeout_s,
-        )
+        # -P: no file in the working directory shadows a module
+        command = [sys.executable, "-P", "-c", _PROBE]
+        done = run_in_group(command, timeout_s, env={**os.environ, **backend_environment(backend, device)})
     except subprocess.TimeoutExpired:
-        return Probe(backend, "", f"no image after {timeout_s:g} s", device=device)
+        return ProbeResult(backend, "", f"no image after {timeout_s:g} s", device=device)
     if done.returncode == 0:
         found = next(line for line in reversed(done.stdout.splitlines()) if line.startswith(_MARK))
         name, exact, fast, devices = json.loads(found.removeprefix(_MARK))
-        return Probe(backend, name, "", device=device, devices=devices, exact_per_s=exact, fast_per_s=fast)
+        return ProbeResult(backend, name, "", device=device, devices=devices, exact_per_s=exact, fast_per_s=fast)
     lines = [line for line in done.stderr.splitlines() if line and not line.startswith(" ")]
     ended = f"ended with status {done.returncode}"
-    # what is printed while the interpreter shuts down comes after the error itself
+    # the error itself comes before messages of the interpreter's shutdown
     errors = [line for line in lines if "Error" in line.split(":")[0]]
-    return Probe(backend, "", (errors or lines or [ended])[0], device=device)
+    return ProbeResult(backend, "", (errors or lines or [ended])[0], device=device)
 
 
-def probe_all(timeout_s: float = PROBE_TIMEOUT_S) -> list[Probe]:
-    """Try every backend that MuJoCo has here, and of EGL each device if there are several."""
-    best, *others = backends_here()
+def probe_all(timeout_s: float = PROBE_TIMEOUT_S) -> list[ProbeResult]:
+    """Try every backend that MuJoCo has here; each device of EGL if there are several."""
+    best, *others = platform_backends()
     probes = [first := probe_opengl(best, timeout_s)]
     if first.devices > 1:
         probes = [probe_opengl(best, timeout_s, number) for number in range(min(first.devices, MAX_DEVICES))]

@@ -12,8 +12,8 @@ from typing import Any
 import gymnasium
 
 import aioenv
-from aioenv.cli.bench.ours import registered
-from aioenv.cli.options import import_here, out_file, positive_float, positive_int, seed, size
+from aioenv.cli.arguments import out_file, positive_float, positive_int, seed, size
+from aioenv.cli.env_ids import import_here, registered
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
 from aioenv.native_vector_env import vector_env_factory
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def policy(text: str) -> Callable[[Any], Any]:
-    """The function that "module:function" names; modules of the current directory are found.
+    """Import the function that "module:function" names, from the current directory too.
 
     Raises:
         argparse.ArgumentTypeError: if there is none.
@@ -65,7 +65,7 @@ def policy(text: str) -> Callable[[Any], Any]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as exc:
         raise argparse.ArgumentTypeError(f"there is no {text!r}: {exc}") from None
-    except (TypeError, ValueError) as exc:  # argparse would say that the argument is wrong, and not why
+    except (TypeError, ValueError) as exc:  # argparse would hide the reason
         raise RuntimeError(f"--policy {text}: the module can't be imported") from exc
     if not callable(found):
         raise argparse.ArgumentTypeError(f"expected a function, but {text!r} is {found!r}")
@@ -74,7 +74,7 @@ def policy(text: str) -> Callable[[Any], Any]:
 
 
 def grid(text: str) -> tuple[int, int]:
-    """Rows and columns.
+    """Parse rows and columns.
 
     Raises:
         argparse.ArgumentTypeError: if they are none.
@@ -86,7 +86,7 @@ def grid(text: str) -> tuple[int, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record; 0 if it went well."""
+    """Record; 0 on success."""
     width, height = args.size
     camera = int(args.camera) if re.fullmatch(r"-?\d+", args.camera or "") else args.camera
     rows, columns = args.grid
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         print("aioenv record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
         return 1
     except BaseException as exc:
-        # (a ValueError of a policy's is better seen where it was raised)
+        # a policy's own ValueError keeps its traceback
         if isinstance(exc, OSError) or (isinstance(exc, ValueError) and args.policy is None):
             print(f"aioenv record: {exc}", file=sys.stderr)
             return 1
@@ -137,5 +137,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _written(path: Path) -> int | None:
-    """When a file was written, in nanoseconds; None if there is none."""
+    """Return when a file was written, in nanoseconds; None if there is none."""
     return path.stat().st_mtime_ns if path.is_file() else None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aioenv.cli.options import picture_file
+from aioenv.cli.arguments import picture_file
 from aioenv.tracing.track import UNANSWERED
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["HELP", "Span", "add_arguments", "overlap", "read", "run"]
 
 HELP = "draw a timeline of envs.trace() or AIOENV_TRACE"
 
-# Of the colours that are told apart by everybody (Okabe and Ito), with quiet ones for what is not work.
+# Colours for all kinds of colour vision (Okabe and Ito), and grey ones for spans that are not work.
 _COLOURS = {
     "step": "#0072B2",
     "reset": "#56B4E9",
@@ -36,18 +36,18 @@ _COLOURS = {
 }
 _WAIT = "wait"
 _WAIT_COLOUR = "#E4E4E4"
-_DEFAULT_STEPS = 6  # so many are drawn of a longer timeline
+_DEFAULT_STEPS = 6  # drawn of a longer timeline
 _MOST_LABELS = 400
 
 
 class Span(NamedTuple):
-    """One thing that was done.
+    """A span of time in which one thing was done.
 
     Attributes:
-        line: who did it: "loop", "worker 0: slots 0-7", "render worker 0", …
-        name: what: "step", "render", "wait", …
-        begin_s, end_s: when, in seconds since the trace began.
-        step: of which step it was; None: of none.
+        line: the process or loop that did it: "loop", "worker 0: slots 0-7", "render worker 0", …
+        name: "step", "render", "wait", …
+        begin_s, end_s: in seconds since the trace began.
+        step: the step that it was part of; None for none.
     """
 
     line: str
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the timeline holds, and draw it if that was asked for; 0 if it went well."""
+    """Print a summary of the timeline, and draw it with `--png`; 0 on success."""
     if args.steps is not None and args.png is None:
         print("aioenv trace: --steps says what is drawn: it goes with --png", file=sys.stderr)
         return 2
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(path: Path) -> list[Span]:
-    """The spans of a file, line by line, each in order.
+    """Read the spans of a file, line by line, each in order.
 
     Raises:
         OSError: if it can't be read.
@@ -116,12 +116,12 @@ def _span(event: dict[str, Any], names: dict[int, str]) -> Span:
 
 
 def overlap(spans: Iterable[Span], inner: str = "render", outer: str = "step") -> tuple[float, float]:
-    """How much of what was done for step t went on while another process did something for step t + 1.
+    """Measure how much of the work for step t overlapped with another process's work for step t + 1.
 
     Args:
-        spans: of a timeline.
-        inner: what was done for step t: "render", or "draw" where envs draw themselves.
-        outer: what was done for step t + 1.
+        spans: the spans of a timeline.
+        inner: the name of the work for step t: "render", or "draw" where envs draw themselves.
+        outer: the name of the work for step t + 1.
 
     Returns:
         Seconds of `inner` that lie within an `outer` of the next step, and seconds of `inner` in all.
@@ -142,7 +142,7 @@ def overlap(spans: Iterable[Span], inner: str = "render", outer: str = "step") -
 
 
 def _covered(span: Span, others: Iterable[Span]) -> float:
-    """How much of a span lies within any of the others, in seconds."""
+    """Return how much of a span lies within any of the others, in seconds."""
     covered, until = 0.0, span.begin_s
     for other in sorted(others, key=lambda other: other.begin_s):
         begin, end = max(other.begin_s, until), min(other.end_s, span.end_s)
@@ -153,7 +153,7 @@ def _covered(span: Span, others: Iterable[Span]) -> float:
 
 
 def print_summary(spans: Sequence[Span]) -> None:
-    """A table of who did what for how long, and what overlapped."""
+    """Print a table of the time that each line spent, by name, and the overlap."""
     begin, end = min(span.begin_s for span in spans), max(span.end_s for span in spans)
     wall = end - begin
     lines: dict[str, dict[str, list[float]]] = {}
@@ -175,9 +175,9 @@ def draw(spans: Sequence[Span], out: Path, steps: tuple[int, int] | None = None)
     """Draw a timeline, a line for each of its own.
 
     Args:
-        spans: of it.
+        spans: the spans of the timeline.
         out: the picture.
-        steps: from which step to which; None: a few in the middle.
+        steps: the first and the last step; None for a few in the middle.
     """
     import matplotlib
 
@@ -225,7 +225,7 @@ def _draw_span(axes: Axes, row: int, span: Span, begin: float, end: float, label
 
 
 def _window(spans: Sequence[Span], steps: tuple[int, int] | None) -> tuple[float, float]:
-    """From when to when is drawn."""
+    """Return the time at which the drawing begins and ends."""
     known = sorted({span.step for span in spans if span.step is not None and span.name in ("step", "render")})
     if not known:
         return min(span.begin_s for span in spans), max(span.end_s for span in spans)

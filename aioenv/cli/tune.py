@@ -1,4 +1,4 @@
-"""Find the settings that step an env fastest on this machine: one setting after the other, against the noise."""
+"""Find the settings that step an env fastest on this machine, one setting after the other."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import statistics
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aioenv.cli.options import out_file, positive_float, positive_int
-
-if TYPE_CHECKING:
-    from aioenv.cli.bench.rounds import Outcomes
-    from aioenv.cli.bench.tasks import Task
+from aioenv.cli import rounds
+from aioenv.cli.arguments import out_file, positive_float, positive_int
+from aioenv.cli.bench import NOISY_CPUS, describe_machine, print_noise, show_progress
+from aioenv.cli.env_ids import SYNTHETIC, env_problem, native_problem, registered
+from aioenv.cli.processes import foreign_load
+from aioenv.cli.rounds import Outcome, Workload
+from aioenv.ipc.memory import AVAILABLE
+from aioenv.platform import usable_cpus
+from aioenv.process.channel import CHANNELS, check_channel
+from aioenv.worker.making import is_native_task
 
 __all__ = ["HELP", "Dimension", "add_arguments", "dimensions", "paste", "run", "verdict"]
 
 HELP = "find the settings that step an env fastest here"
 
-MARGIN = 0.02  # a smaller difference is nobody's business
+MARGIN = 0.02  # a smaller difference does not count
 CONFIRM_ROUNDS = 5
 MAX_WORKERS = 64
 _A_MEASUREMENT_S = 1.8  # imports, start and warm-up, for the estimate alone
@@ -31,12 +36,12 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dimension:
-    """A setting, and what it may be; the first value is the default.
+    """A setting, and the values to try.
 
     Attributes:
         name: an argument of `make_vec`, or "groups" or "loop".
-        values: what to try.
-        natively: whether there is such a choice for a vector env in this process, too.
+        values: the default, and what else to try.
+        natively: whether a vector env in this process has this setting too.
     """
 
     name: str
@@ -51,31 +56,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-envs", type=positive_int, default=64, help="(default: 64)")
     add("--rounds", type=positive_int, default=3, help="for each setting, at least 2 (default: 3)")
     add("--seconds", type=positive_float, default=0.6, help="with the clock running, a round (default: 0.6)")
-    add("--only", nargs="+", metavar="SETTING", help="try these settings alone; --list shows them")
+    add("--only", nargs="+", metavar="SETTING", help="try only these settings; --list shows them")
     add("--list", action="store_true", help="show what would be tried")
     add("--json", type=out_file, metavar="FILE", help="write every measurement there")
 
 
 def dimensions(env: str, num_envs: int) -> list[Dimension]:
-    """What there is to choose, in the order in which it is tried."""
-    from aioenv.cli.bench.ours import has_groups, has_native, registered
-    from aioenv.ipc.memory import AVAILABLE
-    from aioenv.platform import usable_cpus
-    from aioenv.process.channel import CHANNELS, check_channel
-    from aioenv.worker.making import is_native_task
-
+    """List the settings that can be chosen, in the order in which they are tried."""
     cpus = usable_cpus()
     workers = [min(cpus, num_envs), *(n for n in (1, 2 * cpus, 4 * cpus) if n <= num_envs), min(num_envs, MAX_WORKERS)]
     channel = check_channel("auto")
+    native = native_problem(env) is None
     found = [
-        Dimension("backend", ("workers", "native") if has_native(env) else ("workers",)),
+        Dimension("backend", ("workers", "native") if native else ("workers",)),
         Dimension("num_workers", tuple(dict.fromkeys(workers))),
         Dimension("channel", (channel, *(other for other in CHANNELS if other != channel))),
         Dimension("transport", ("auto", "frames", "shared") if AVAILABLE else ("auto",)),
     ]
-    if has_groups() and num_envs > 1:
-        splits = has_native(env) and is_native_task(registered(env))
-        found.append(Dimension("groups", (1, 2), natively=splits))
+    if num_envs > 1:
+        found.append(Dimension("groups", (1, 2), natively=native and is_native_task(registered(env))))
     if importlib.util.find_spec("uvloop") is not None:
         found.append(Dimension("loop", ("uvloop", "asyncio"), natively=True))
     found.append(Dimension("copy", (True, False), natively=True))
@@ -83,7 +82,7 @@ def dimensions(env: str, num_envs: int) -> list[Dimension]:
 
 
 def verdict(ratios: Sequence[float]) -> str:
-    """What ratios of single rounds say: "better" or "worse" if all of them agree and it matters, else "noise"."""
+    """Judge ratios of single rounds: "better" or "worse" if all agree and the difference counts, else "noise"."""
     middle = statistics.median(ratios)
     if min(ratios) > 1 and middle >= 1 + MARGIN:
         return "better"
@@ -93,13 +92,11 @@ def verdict(ratios: Sequence[float]) -> str:
 
 
 def paste(env: str, num_envs: int, settings: Settings) -> list[str]:
-    """Lines of Python that use these settings; what is a default is left out."""
-    from aioenv.cli.bench.tasks import SYNTHETIC
-
+    """Write lines of Python that use these settings, which are no defaults."""
     what, lines = repr(env), []
     if env in SYNTHETIC:
         what = SYNTHETIC[env].__name__
-        lines = [f"from aioenv.cli.bench.tasks import {what}"]
+        lines = [f"from aioenv.cli.env_ids import {what}"]
     keywords = "".join(f", {name}={value!r}" for name, value in settings.items() if name not in ("groups", "loop"))
     lines += [f"envs = aioenv.make_vec({what}, num_envs={num_envs}{keywords})"]
     if settings.get("groups", 1) > 1:
@@ -110,21 +107,11 @@ def paste(env: str, num_envs: int, settings: Settings) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search; 1 if the env can't be stepped with the defaults, or any more with what was best so far."""
-    import gymnasium
-
-    from aioenv.cli.bench import report
-    from aioenv.cli.bench.ours import registered
-    from aioenv.cli.bench.rounds import foreign_load
-    from aioenv.cli.bench.tasks import SYNTHETIC
-
+    """Search; 1 if the env can't be stepped with the defaults, or no longer with the best settings so far."""
     if args.rounds < 2:
         return _refuse("--rounds: one round says nothing about noise; expected at least 2")
-    try:
-        if args.env not in SYNTHETIC:
-            registered(args.env)
-    except (gymnasium.error.Error, ImportError) as exc:
-        return _refuse(f"{args.env}: {exc}")
+    if problem := env_problem(args.env):
+        return _refuse(problem)
     found = dimensions(args.env, args.num_envs)
     if unknown := [name for name in args.only or () if name not in {dimension.name for dimension in found}]:
         return _refuse(f"--only: nothing to choose for {unknown}; there are {[d.name for d in found]}")
@@ -135,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     runs = args.rounds * sum(len(d.values) for d in found) + 2 * CONFIRM_ROUNDS
     print(
-        f"{args.env} x {args.num_envs}, {report.machine()['usable_cpus']} CPUs; "
+        f"{args.env} x {args.num_envs}, {usable_cpus()} CPUs; "
         f"takes about {runs * (_A_MEASUREMENT_S + args.seconds) / 60:.1f} minutes"
     )
-    if (load := foreign_load(1.0) or 0.0) > report.NOISY_CPUS:
+    if (load := foreign_load(1.0) or 0.0) > NOISY_CPUS:
         print(f"NOT idle: others use {load:.2f} CPUs. Expect noise.")
     search = _Search(args)
     settings: Settings | None = None
@@ -147,22 +134,22 @@ def run(args: argparse.Namespace) -> int:
         print("\n" + "\n".join(f"    {line}" for line in paste(args.env, args.num_envs, settings)))
         if settings.get("backend") == "native":
             search.compare_blocking(settings)
-    except _Broken as exc:
+    except _BaselineFailed as exc:
         print(f"aioenv tune: {exc}", file=sys.stderr)
         return 1
-    finally:  # what was measured is written, however it ends
+    finally:  # write the measurements, however the search ends
         if args.json is not None:
             args.json.parent.mkdir(parents=True, exist_ok=True)
-            content = {"machine": report.machine(), "env": args.env, "num_envs": args.num_envs, "best": settings}
+            content = {"machine": describe_machine(), "env": args.env, "num_envs": args.num_envs, "best": settings}
             args.json.write_text(json.dumps({**content, "stages": search.stages}, indent=1) + "\n", encoding="utf-8")
     for name, note in NOTES.items():
         if name in settings and settings[name] == note[0]:
             print(f"\n{note[1]}")
-    report.print_noise(search.measured)
+    print_noise(search.measured)
     return 0
 
 
-# What to know of a setting before it is used.
+# Printed with a setting that needs an explanation.
 NOTES: dict[str, tuple[Any, str]] = {
     "copy": (False, "copy=False: results are views, valid until the second next step (natively: until the next)."),
     "backend": (
@@ -185,20 +172,20 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _told(settings: Settings) -> str:
+def _describe(settings: Settings) -> str:
     return ", ".join(f"{name}={_shown(value)}" for name, value in settings.items()) or "the defaults"
 
 
-class _Broken(Exception):
-    """What others are compared with can't be measured; the message says with which settings, and why."""
+class _BaselineFailed(Exception):
+    """The candidate that others are compared with can't be measured; the message says with which settings, and why."""
 
 
 class _Search:
     """One setting after the other, each candidate against the best so far, in the same rounds.
 
     Attributes:
-        stages: what was measured, for the file.
-        measured: all rounds.
+        stages: the measurements, for the file.
+        measured: the results of all rounds.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -207,11 +194,11 @@ class _Search:
         self.measured: list[dict[str, Any]] = []
 
     def run(self, found: Iterable[Dimension]) -> Settings:
-        """The best settings found, those that are no defaults."""
+        """Search; returns the best settings, without defaults."""
         best: Settings = {}
         for dimension in found:
             if best.get("backend") == "native" and not dimension.natively:
-                continue  # it is about workers
+                continue  # it concerns workers
             base = dimension.values[0]
             candidates = {_shown(base): best} | {_shown(v): {**best, dimension.name: v} for v in dimension.values[1:]}
             ratios = self._stage(dimension.name, candidates, self._args.rounds)
@@ -221,34 +208,36 @@ class _Search:
         return best
 
     def confirm(self, best: Settings) -> Settings:
-        """Measure the best against the defaults once more: the best of many is partly luck.
+        """Measure the best settings against the defaults once more: the best of many are partly luck.
 
         Returns:
-            The best if it is better indeed, else the defaults.
+            The best settings if they are better again, else the defaults.
         """
         if not best:
             print("\nNothing was faster than the defaults, beyond the noise:")
             return {}
-        label = _told(best)
-        rounds = max(CONFIRM_ROUNDS, self._args.rounds)
-        ratios = self._stage("once more", {"defaults": {}, label: best}, rounds).get(label)
+        label = _describe(best)
+        count = max(CONFIRM_ROUNDS, self._args.rounds)
+        ratios = self._stage("once more", {"defaults": {}, label: best}, count).get(label)
         if ratios is None:
             print("\nWhat was best could not be measured once more; the defaults:")
             return {}
-        told = f"{statistics.median(ratios):.2f} times the defaults ({min(ratios):.2f} to {max(ratios):.2f} in rounds)"
+        result = (
+            f"{statistics.median(ratios):.2f} times the defaults ({min(ratios):.2f} to {max(ratios):.2f} in rounds)"
+        )
         if verdict(ratios) == "better":
-            print(f"\nBest: {told}:")
+            print(f"\nBest: {result}:")
             return best
-        print(f"\nAfter all the difference is noise: {told}. The defaults are as good:")
+        print(f"\nAfter all the difference is noise: {result}. The defaults are as good:")
         return {}
 
     def compare_blocking(self, best: Settings) -> None:
-        """Say how blocking code does with these settings: it steps a vector env in this process on its own thread."""
+        """Compare blocking code with these settings: it steps a vector env in this process on its own thread."""
         settings = {name: value for name, value in best.items() if name not in ("groups", "loop")}
         candidates = {"await": best, "aioenv.sync": settings}
         try:
             ratios = self._stage("blocking code", candidates, self._args.rounds, blocking=("aioenv.sync",))
-        except _Broken as exc:
+        except _BaselineFailed as exc:
             print(f"\nBlocking code could not be compared: {exc}")
             return
         if ratio := ratios.get("aioenv.sync"):
@@ -259,31 +248,32 @@ class _Search:
             print(f"\nBlocking code is {said} ({statistics.median(ratio):.2f} times):\n\n    {line}")
 
     def _stage(
-        self, title: str, candidates: dict[str, Settings], rounds: int, *, blocking: Collection[str] = ()
+        self, title: str, candidates: dict[str, Settings], count: int, *, blocking: Collection[str] = ()
     ) -> dict[str, list[float]]:
-        """Measure some candidates in turn, print them, and compare them with the first.
+        """Measure candidates in turn, print them, and compare them with the first.
 
         Args:
-            blocking: those that are measured through `aioenv.sync`.
+            title: the name of the stage.
+            candidates: settings by label.
+            count: how many rounds.
+            blocking: labels of candidates that are measured through `aioenv.sync`.
 
         Returns:
-            Label → ratios to the first, one a round, of those that could be measured.
+            Label → ratios to the first, one a round, of the candidates that could be measured.
 
         Raises:
-            _Broken: if the first could not.
+            _BaselineFailed: if the first could not.
         """
-        from aioenv.cli.bench.rounds import play_tasks
-
         names = {label: "aioenv-native-sync" if label in blocking else "aioenv" for label in candidates}
-        entries = {label: (names[label], self._task(settings)) for label, settings in candidates.items()}
-        outcomes: dict[str, Outcomes] = {}
+        entries = {label: (names[label], self._workload(settings)) for label, settings in candidates.items()}
+        outcomes: dict[str, Outcome] = {}
         try:
-            play_tasks(entries, rounds, _progress(title), outcomes=outcomes)
-        except BaseException:  # Ctrl-C: what was measured is kept
+            rounds.play_rounds(entries, count, _progress(title), outcomes=outcomes)
+        except BaseException:  # Ctrl-C: keep what was measured
             self._keep(title, candidates, outcomes, {})
             raise
         finally:
-            _progress("")("")
+            show_progress("")
         rates = {
             label: [r["env_steps"] / r["seconds"] for r in o.rounds] for label, o in outcomes.items() if not o.problem
         }
@@ -292,7 +282,7 @@ class _Search:
         ratios = {label: [a / b for a, b in zip(rates[label], rates[base], strict=True)] for label in others}
         self._keep(title, candidates, outcomes, ratios)
         if problem := outcomes[base].problem:
-            raise _Broken(f"with {_told(candidates[base])}, {self._args.env} {problem}")
+            raise _BaselineFailed(f"with {_describe(candidates[base])}, {self._args.env} {problem}")
         _print_stage(title, outcomes, rates, ratios)
         return ratios
 
@@ -300,7 +290,7 @@ class _Search:
         self,
         title: str,
         candidates: dict[str, Settings],
-        outcomes: dict[str, Outcomes],
+        outcomes: dict[str, Outcome],
         ratios: dict[str, list[float]],
     ) -> None:
         self.measured += [result for outcome in outcomes.values() for result in outcome.rounds]
@@ -320,24 +310,18 @@ class _Search:
             }
         )
 
-    def _task(self, settings: Settings) -> Task:
-        from aioenv.cli.bench.tasks import Task
-
+    def _workload(self, settings: Settings) -> Workload:
         keywords = {name: value for name, value in settings.items() if name not in ("channel", "groups", "loop")}
         plain = {name: settings[name] for name in ("channel", "groups", "loop") if name in settings}
-        return Task(self._args.env, self._args.num_envs, self._args.seconds, keywords=keywords, **plain)
+        return Workload(self._args.env, self._args.num_envs, self._args.seconds, keywords=keywords, **plain)
 
 
 def _progress(title: str) -> Callable[[str], None]:
-    def show(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{title} {text}" if text else "\r\033[K", end="", file=sys.stderr, flush=True)
-
-    return show
+    return lambda text: show_progress(f"{title} {text}")
 
 
 def _print_stage(
-    title: str, outcomes: dict[str, Outcomes], rates: dict[str, list[float]], ratios: dict[str, list[float]]
+    title: str, outcomes: dict[str, Outcome], rates: dict[str, list[float]], ratios: dict[str, list[float]]
 ) -> None:
     print(f"\n{title:<28}{'env-steps/s':>12}{'[min - max]':>25}{'ratio':>8}{'[min - max]':>16}")
     for label, outcome in outcomes.items():

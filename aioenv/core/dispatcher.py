@@ -123,7 +123,7 @@ class Dispatcher:
 
     def _make_wakeups(self) -> WakeupCoalescer | None:
         members, layout = self._worker_pool.members, self._worker_pool.observations
-        channels = [m.worker.express for m in members if m.worker.express is not None]
+        channels = [m.worker.fast_channel for m in members if m.worker.fast_channel is not None]
         shared_batches = self._worker_pool.shared_batches
         shared = shared_batches[COPIED].observations if shared_batches else ()
         framed = [leaf for number, leaf in enumerate(layout.leaves) if number not in shared]
@@ -247,7 +247,7 @@ class Dispatcher:
         except SlotError as error:
             on_reply(error)
         except WireError as exc:
-            on_reply(part.member.worker.failure_here(str(exc), part.slots.tolist()))
+            on_reply(part.member.worker.parent_env_error(str(exc), part.slots.tolist()))
         else:
             if request.images is not None and self._images is not None:
                 self._images.expect_frame(part.member.worker, part.request_id, request.images, part.slots)
@@ -255,7 +255,7 @@ class Dispatcher:
     def _trace_request(self, request: BatchRequest, part: WorkerRequest, *, again: bool) -> None:
         """Note in the timeline of which step the request is that is about to be sent, and the images of it."""
         assert self.trace is not None
-        step = self.trace.sending(part.slots.tolist(), stepped=request.stepped, again=again)
+        step = self.trace.note_sent(part.slots.tolist(), stepped=request.stepped, again=again)
         if request.images is not None:
             request.images.step = step
 
@@ -265,7 +265,7 @@ class Dispatcher:
             return False
         again = partial(self.submit, request, part, part.sent)
         on_reply = part.on_reply or partial(self._on_reply, request, part)
-        return self.restarter.hold(part.member.worker, error, again, on_reply)
+        return self.restarter.queue_request(part.member.worker, error, again, on_reply)
 
     # ------------------------------------------------------------ replies
 
@@ -280,9 +280,9 @@ class Dispatcher:
         if isinstance(outcome, SlotError):
             request.fail(part, self._worker_pool.observations, outcome)
         elif outcome.kind is Kind.FAILURE:
-            request.fail(part, self._worker_pool.observations, worker.failure(load(outcome.tail)))
+            request.fail(part, self._worker_pool.observations, worker.env_error(load(outcome.payload)))
         else:
-            self._store_reply(request, part, outcome.tail)
+            self._store_reply(request, part, outcome.payload)
         if part.render_updates:
             self._pass_on_updates(part)
         if request.images is not None and self._images is not None:
@@ -299,7 +299,7 @@ class Dispatcher:
         if self._pixel_renderer is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:
             part.arrived = False  # until it is drawn
             if self.trace is not None:
-                self.trace.at(part.slots.tolist())
+                self.trace.set_step(part.slots.tolist())
             self._pixel_renderer.draw(request.batch, part, partial(self._on_drawn, request, part))
             return
         self._arrive(request, part)
@@ -316,7 +316,7 @@ class Dispatcher:
     def _on_drawn(self, request: BatchRequest, part: WorkerRequest, error: RenderError | None) -> None:
         part.arrived = True
         if error is not None:  # the slots have the rest of their results
-            failure = part.member.worker.failure_here(
+            failure = part.member.worker.parent_env_error(
                 f"it could not be drawn: {error}", error.slots or part.slots.tolist()
             )
             failure.__cause__ = error
@@ -358,7 +358,9 @@ class Dispatcher:
             except Exception:
                 exhausted = read_partial_payload(part, payload)
         except Exception as exc:
-            error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist())
+            error = worker.parent_env_error(
+                f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
+            )
             request.fail(part, self._worker_pool.observations, error)
             return
         if exhausted:
@@ -373,10 +375,10 @@ class Dispatcher:
         """Have a worker that has ended started again, or mark its slots as dead."""
         self.listen()
         self._stale_wakeups = True
-        error = worker.death()
+        error = worker.death_error()
         if self._images is not None:
             self._images.fail_worker(worker, error)
-        if self.restarter is None or not self.restarter.begin(worker, error):
+        if self.restarter is None or not self.restarter.start_restart(worker, error):
             self._fail(error)
 
     def _fail(self, error: WorkerDied) -> None:

@@ -22,7 +22,7 @@ from aioenv.core.requests import BatchRequest, BatchRequestPool, SentRequest, as
 from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import Kind
-from aioenv.process.supervisor import LIVING, Worker, WorkerState
+from aioenv.process.supervisor import ACCEPTS_REQUESTS, Worker, WorkerState
 from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays, byte_view
 from aioenv.spaces.shared_layout import COPIED
@@ -331,7 +331,7 @@ class RememberedState:
 
 
 def _asked(scheduler: RequestScheduler) -> list[tuple[Worker, tuple[int, int]]]:
-    return [(member.worker, member.worker.asked) for member in scheduler.worker_pool.members]
+    return [(member.worker, member.worker.next_request) for member in scheduler.worker_pool.members]
 
 
 class WorkerRolloutBackend:
@@ -386,7 +386,7 @@ class WorkerRolloutBackend:
         def can_answer(member: WorkerSlots) -> bool:
             mine = range(member.start, member.stop)
             idle = all(table.state(slot) is SlotState.IDLE and slot not in unseen for slot in mine)
-            return idle and member.worker.state in LIVING and not member.worker.busy
+            return idle and member.worker.state in ACCEPTS_REQUESTS and not member.worker.busy
 
         asked = [member for member in scheduler.worker_pool.members if member in stepped or can_answer(member)]
         slots = np.concatenate([np.arange(member.start, member.stop) for member in asked])

@@ -11,7 +11,7 @@ from aioenv import speedups
 from aioenv.definitions.table import DefinitionTable
 from aioenv.errors import ActionError, SlotError
 from aioenv.ipc.messages import ResetRequest, StepReply, StepRequest, dump, dump_step, load, load_columns, reason_of
-from aioenv.ipc.partial_unpickling import Unreadable, find_unreadable, salvage
+from aioenv.ipc.partial_unpickling import Unreadable, find_unreadable, load_partially
 from aioenv.spaces.infos import ColumnGroup, Columns
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ def _apply_reply(part: WorkerRequest, reply: StepReply) -> list[int]:
     member = part.member
     member.schemas.update(reply.schemas)
     part.objects = reply.objects
-    part.errors = [member.worker.failure(failure) for failure in reply.failures]
-    part.overflow = reply.beyond
-    part.render_updates = reply.parcels
+    part.errors = [member.worker.env_error(failure) for failure in reply.failures]
+    part.overflow = reply.overflow
+    part.render_updates = reply.render_updates
     part.columns = _unpack(part, reply.infos)
-    return [member.start + row for row in reply.over]
+    return [member.start + row for row in reply.exhausted]
 
 
 def _unpack(part: WorkerRequest, groups: Sequence[ColumnGroup]) -> list[Columns]:
@@ -142,7 +142,7 @@ def read_partial_payload(part: WorkerRequest, payload: memoryview) -> list[int]:
     """
     member, slots = part.member, part.slots.tolist()
     plain = load_columns(payload) is not None  # with a schema that was unreadable when it was new
-    reply: StepReply = load_reply(payload) if plain else salvage(payload, (StepReply, ColumnGroup))
+    reply: StepReply = load_reply(payload) if plain else load_partially(payload, (StepReply, ColumnGroup))
     bad: dict[int, list[tuple[str, Unreadable]]] = {}  # by slot: the names of unreadable values, and why
     for column in reply.objects:
         for row, value in enumerate(column):
@@ -195,7 +195,7 @@ def _readable(part: WorkerRequest, columns: Columns, bad: dict[int, list[tuple[s
 def _unreadable_error(part: WorkerRequest, slot: int, what: list[tuple[str, Unreadable]]) -> SlotError:
     names = ", ".join(name for name, _ in what)
     cause = what[0][1].exc
-    error = part.member.worker.failure_here(
+    error = part.member.worker.parent_env_error(
         f"{names}: pickled in the worker, but does not unpickle in this process: {reason_of(cause)}; the rest of its "
         "result is there. Let envs return what both processes can make: arrays, numbers, strings, lists and dicts",
         [slot],

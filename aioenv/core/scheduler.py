@@ -30,7 +30,7 @@ from aioenv.core.worker_pool import WorkerPool
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout, warn_caller
 from aioenv.ipc.frames import Kind, new_tuple
 from aioenv.process.restart import RestartPolicy
-from aioenv.process.supervisor import LIVING
+from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.seeding import is_seed_list
@@ -135,7 +135,7 @@ class RequestScheduler:
             on_ready=self._note_ready,
         )
         self.merger = self.dispatcher.merger
-        waitable = all(member.worker.waitable is not None for member in worker_pool.members)
+        waitable = all(member.worker.poll_fd is not None for member in worker_pool.members)
         self.needs_replies_only = waitable and not (images or pixel_renderer or self.merger)
         self.timeouts = ReplyTimeouts(worker_pool, timeout_s, on_timeout, self.restarter)
         if self.merger is not None:
@@ -270,13 +270,16 @@ class RequestScheduler:
         if request.waiting:
             self.abandon(request)
         for part in request.parts:
-            held = part.sent is not None and part.member.worker.state not in LIVING  # until that is started again
-            if held or part.arrived or part.member.worker.awaits(part.into[0 if request.stepped else 1]):
+            # held until the worker is started again
+            held = part.sent is not None and part.member.worker.state not in ACCEPTS_REQUESTS
+            if held or part.arrived or part.member.worker.receives_into(part.into[0 if request.stepped else 1]):
                 continue
             part.arrived = True
             request.open -= 1
             if request.images is not None and self.images is not None:
-                error = part.member.worker.failure_here("it was interrupted before it was asked", part.slots.tolist())
+                error = part.member.worker.parent_env_error(
+                    "it was interrupted before it was asked", part.slots.tolist()
+                )
                 self.images.fail(None, None, request.images, part.slots, error)
             self.free_slots(part.slots)
         if not request.open and not request.done.done():
@@ -473,7 +476,7 @@ class RequestScheduler:
             The request, for the slots whose workers are free; None if there are none.
         """
         shares = [(member, slots[order]) for member, order in self.worker_pool.shares(slots)]
-        shares = [(m, mine) for m, mine in shares if m.worker.state in LIVING and not m.worker.busy]
+        shares = [(m, mine) for m, mine in shares if m.worker.state in ACCEPTS_REQUESTS and not m.worker.busy]
         if not shares:
             return None
         request = self.dispatcher.make_request(shares, COPIED, reused=False)

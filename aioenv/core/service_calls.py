@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from aioenv.errors import ClosedError, SlotError, WireError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import CallRequest, dump, load
-from aioenv.process.async_resource import own_task
+from aioenv.process.async_resource import internal_task
 from aioenv.state.model_edits import FieldPlace
 
 if TYPE_CHECKING:
@@ -75,20 +75,20 @@ async def call_workers(
         if isinstance(reply, BaseException):
             raise reply
         if reply.kind is Kind.FAILURE:
-            error = member.worker.failure(load(reply.tail))
+            error = member.worker.env_error(load(reply.payload))
             error.concern(tuple(mine))
             errors.append(error)
             continue
-        values, failures = load(reply.tail)
+        values, failures = load(reply.payload)
         for slot, data in zip(mine, values, strict=True):
             try:
                 results[slot] = load(data) if data else None
             except WireError as exc:
                 message = f"the result of {what} pickled in the worker, but here {exc}"
-                error = member.worker.failure_here(message, [slot])
+                error = member.worker.parent_env_error(message, [slot])
                 error.__cause__ = exc.__cause__
                 errors.append(error)
-        errors += [member.worker.failure(failure) for failure in failures]
+        errors += [member.worker.env_error(failure) for failure in failures]
     partial = tuple(results.get(slot) for slot in numbers.tolist())
     if errors:
         raise SlotError.join(errors, partial)
@@ -160,7 +160,7 @@ class StatsMerger:
             if self._exchanging is not None and not self._exchanging.done():
                 # a merge was cancelled: the data that it fetched must not be lost
                 await asyncio.wait([self._exchanging])
-            self._exchanging = own_task(self._exchange())
+            self._exchanging = internal_task(self._exchange())
             await asyncio.shield(self._exchanging)
 
     async def _exchange(self) -> None:
@@ -176,7 +176,7 @@ class StatsMerger:
 
     async def _call(self, workers: Sequence[Worker], method: str, *args: Any) -> list[Any]:
         """Call a method of workers, and return their replies; those that have died are left out, with their data."""
-        tasks = [own_task(worker.call(method, *args)) for worker in workers]
+        tasks = [internal_task(worker.call(method, *args)) for worker in workers]
         try:
             replies = await self.timeouts.gather("merge", tasks)
         finally:
@@ -223,7 +223,7 @@ class ModelFields:
         self._pickled = defaults
         self._defaults: list[dict[str, Array]] = []  # read when the first field is asked for
         self._workers = workers
-        self._memory: Shared | None = None
+        self._memory: SharedMemory | None = None
         self._arrays: dict[str, tuple[Array, FieldPlace]] = {}
 
     def field(self, name: str) -> Array:
@@ -257,7 +257,7 @@ class ModelFields:
 
     def _make(self, values: list[Array]) -> tuple[Array, FieldPlace]:
         if self._memory is None:
-            self._memory = Shared.create() if os.path.exists("/proc/self/fd") else None
+            self._memory = SharedMemory.create() if os.path.exists("/proc/self/fd") else None
             if self._memory is None:
                 raise ValueError(
                     "model_field: this platform has no memory without a name to share; leave out num_workers="

@@ -11,9 +11,9 @@ from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
-from aioenv.process.async_resource import together
-from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
-from aioenv.rendering.config import BACKENDS, check_devices
+from aioenv.process.async_resource import gather_internal
+from aioenv.rendering.backends import backend_environment, candidate_backends, no_backend_error, warn_of_software
+from aioenv.rendering.config import BACKENDS, parse_devices
 from aioenv.rendering.pixels import PixelsRefused, replace_states
 from aioenv.rendering.step_images import StepImages
 from aioenv.worker.mujoco_gl import choose_backend_here
@@ -84,7 +84,7 @@ class WorkerSession:
     ) -> None:
         if render is not None and pixels is None and not config.vectorized:
             # for envs that draw themselves
-            config = _on_backend(config, candidates(_backend(config, render))[0], render)
+            config = _on_backend(config, candidate_backends(_backend(config, render))[0], render)
         self.worker_pool = WorkerPool(config)
         self.backend: RequestScheduler | None = None
         self.images: StepImages | None = None
@@ -152,7 +152,7 @@ class WorkerSession:
         """Start workers that draw observations themselves, on the first OpenGL backend that works."""
         reasons: list[str] = []
         last: WorkerStartError | None = None
-        backends = candidates(_backend(self._config, pixels), check_devices(pixels.devices))
+        backends = candidate_backends(_backend(self._config, pixels), parse_devices(pixels.devices))
         for backend in backends:
             if self._config.debug:
                 choose_backend_here(backend)
@@ -177,7 +177,7 @@ class WorkerSession:
             else:
                 warn_of_software(self.worker_pool.drawn_by, backends)
                 return
-        raise no_backend_works(reasons) from last
+        raise no_backend_error(reasons) from last
 
     async def _start_images(self, config: RenderConfig) -> tuple[int, bool]:
         """Start a pool that draws images, if every env is a MuJoCo env; else the workers draw themselves.
@@ -253,7 +253,7 @@ class WorkerSession:
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
         ends = [self.worker_pool.close(grace_s)]
         ends += [pool.close() for pool in self.pools]
-        await together(*ends)
+        await gather_internal(*ends)
 
     def forget_code(self) -> None:
         """Release the snapshot of the factories: no worker is started from it any more."""
@@ -279,10 +279,10 @@ def _backend(config: WorkerPoolConfig, drawing: RenderConfig) -> str | None:
 
 def _on_backend(config: WorkerPoolConfig, backend: str, drawing: RenderConfig) -> WorkerPoolConfig:
     """Return the config with variables for drawing in workers; the user's own variables take precedence."""
-    devices = check_devices(drawing.devices)
+    devices = parse_devices(drawing.devices)
     variables = []
     for index, given in enumerate(config.worker_env):
-        chosen = environment(backend, devices[index % len(devices)] if devices else None)
+        chosen = backend_environment(backend, devices[index % len(devices)] if devices else None)
         if given and "MUJOCO_GL" in given:
             del chosen["PYOPENGL_PLATFORM"]  # which goes with it
         variables.append({**chosen, **(given or {})})

@@ -141,7 +141,7 @@ class ReplyTimeouts:
         try:
             async with asyncio.timeout(self._timeout_s if self._on_timeout == "raise" else None):
                 for member in members:
-                    await self._restarter.settled(member.worker)
+                    await self._restarter.wait_restarted(member.worker)
         except TimeoutError:
             slots, running, who = self._describe([member for member in members if self._restarts(member)])
             message = f"{what}: no reply from {who} within timeout_s={self._timeout_s}; nothing was sent"
@@ -186,7 +186,7 @@ class ReplyTimeouts:
                 return
             except TimeoutError:
                 for member in self._worker_pool.members:
-                    member.worker.listen()
+                    member.worker.enable_reader()
                 for _ in range(_TURNS):
                     await asyncio.sleep(0)
                 late = self._late(request)
@@ -204,8 +204,8 @@ class ReplyTimeouts:
                     if member not in late or self._restarts(member):  # a restart has a limit of its own
                         continue
                     if self._on_timeout == "kill" and self._restarter is not None:
-                        self._restarter.forsake(member.worker)
-                    member.worker.strike(f"no reply within timeout_s={timeout_s}")
+                        self._restarter.disable_restart(member.worker)
+                    member.worker.kill(f"no reply within timeout_s={timeout_s}")
 
     async def _ask_where(
         self, late: list[WorkerSlots], timeout_s: float | None, error: StepTimeout | None = None
@@ -214,14 +214,16 @@ class ReplyTimeouts:
         if timeout_s is None or timeout_s < (_ASK_DOOMED_FROM_S if error is None else _ASK_FROM_S):
             return
         workers = [member.worker for member in late]
-        for worker, frames in zip(workers, await asyncio.gather(*(worker.where() for worker in workers)), strict=True):
+        for worker, frames in zip(
+            workers, await asyncio.gather(*(worker.current_stack() for worker in workers)), strict=True
+        ):
             if frames and error is not None:
                 slot = worker.running_slot
                 who = f"worker {worker.index} (pid {worker.pid})" if slot is None else f"slot {slot} (pid {worker.pid})"
                 error.add_note(f"Where {who} is, the innermost call first:\n{frames}")
 
     def _restarts(self, member: WorkerSlots) -> bool:
-        return self._restarter is not None and self._restarter.restarts(member.worker)
+        return self._restarter is not None and self._restarter.is_restarting(member.worker)
 
     def _late(self, request: BatchRequest | None = None) -> list[WorkerSlots]:
         """Return the workers that owe a reply (to a request, if one is given), or are being started again."""

@@ -94,7 +94,7 @@ class Clock:
         """Note each wait in a timeline from now on; None: no longer."""
         self._trace = trace
         for name, wait in (("envs", self.envs), ("images", self.images)):
-            wait.on_end = trace.waited(name) if trace is not None else None
+            wait.on_end = trace.wait_recorder(name) if trace is not None else None
 
     def stats(self, num_envs: int, steps: int) -> Stats:
         """Return the times until now, when so many steps of single envs have been made."""

@@ -53,7 +53,7 @@ class WakeupCoalescer:
         if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
             self._resting = [channel for channel in self._channels if channel is not self._last]
             for channel in self._resting:
-                channel.rest()
+                channel.disable_reader()
 
     def _owe_nothing_else(self) -> bool:
         """Return whether these steps are all that the workers owe, but for the last one."""
@@ -99,7 +99,7 @@ class WakeupCoalescer:
         resting, self._resting = self._resting, ()
         self._last, self._times = None, 0
         for channel in resting:
-            channel.listen()
+            channel.enable_reader()
 
     def forget(self) -> None:
         """Release the last steps."""
@@ -120,7 +120,7 @@ class ReplyPoller:
 
     def suffices(self) -> bool:
         """Return whether replies are all that is waited for: nothing is left to be sent, and no worker restarts."""
-        return all(worker.waitable is not None for worker in self._workers)
+        return all(worker.poll_fd is not None for worker in self._workers)
 
     def wait(self, enough: Callable[[], bool], seconds: float) -> bool:
         """Read replies until there are enough; blocks.
@@ -132,7 +132,7 @@ class ReplyPoller:
         Returns:
             Whether there are enough. False if that takes longer, or if the loop has to do something first.
         """
-        by_descriptor = {worker.waitable: worker for worker in self._workers}
+        by_descriptor = {worker.poll_fd: worker for worker in self._workers}
         if None in by_descriptor:
             return enough()
         if by_descriptor != self._by_descriptor:
@@ -144,7 +144,7 @@ class ReplyPoller:
             for descriptor, _ in self._poll().poll(max(0, math.ceil(left * 1e3))):
                 worker = self._by_descriptor[descriptor]
                 worker.poll()
-                if worker.waitable is None:  # it has ended, which the loop handles
+                if worker.poll_fd is None:  # it has ended, which the loop handles
                     return enough()
             if left <= 0:
                 return enough()
@@ -152,7 +152,7 @@ class ReplyPoller:
 
     def _poll(self) -> select.poll:
         """Return a poll object for the channels whose readers are enabled (see `WakeupCoalescer`)."""
-        descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.rests)
+        descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.reader_disabled)
         poll = self._polls.get(descriptors)
         if poll is None:
             poll = self._polls[descriptors] = select.poll()

@@ -144,6 +144,6 @@ async def describe_env(
         metadata: EnvMetadata = worker.description
         await worker.close()
     except BaseException:
-        await worker.kill()
+        await worker.close_now()
         raise
     return metadata._replace(spec=restore_values(metadata.spec, factory))

@@ -19,11 +19,11 @@ from gymnasium.vector.utils import batch_differing_spaces
 from aioenv.core.service_calls import ModelFields
 from aioenv.definitions.restore import FactoryReference
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import dump_code, load
 from aioenv.platform import usable_cpus
-from aioenv.process.async_resource import own_task, to_the_end, together
-from aioenv.process.failures import not_started
+from aioenv.process.async_resource import gather_internal, internal_task, wait_through_cancel
+from aioenv.process.failures import cannot_start
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import Schema, SchemaTable
@@ -149,14 +149,14 @@ class WorkerPool:
         self.episodes = config.episodes
         self.model_fields: ModelFields | None = None
         self._plane: SharedLayout | None = None
-        self._memory: Shared | None = None
+        self._memory: SharedMemory | None = None
         self.seed_plan: SeedPlan | None = None
         assert config.code is not None
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
         self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
         same: dict[Schema, Schema] = {}
-        said: set[str] = set()
+        seen_warnings: set[str] = set()
         # with fewer CPUs than workers, a worker that polls would take the CPU of another
         affinity = config.cpu_affinity
         cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
@@ -196,7 +196,7 @@ class WorkerPool:
                 poll_s=poll_s,
                 env=config.worker_env[index],
                 log_prefix=config.log_prefix,
-                said=said,
+                seen_warnings=seen_warnings,
                 preload=config.preload,
                 needed=config.needed,
                 registry=config.code.registry,
@@ -205,8 +205,8 @@ class WorkerPool:
                 start_timeout_s=config.start_timeout_s,
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
                 cpu_share=cpu_share,
-                ignored=config.ignored,
-                here=run_in_thread if config.debug else None,
+                ignored_signals=config.ignored,
+                thread_target=run_in_thread if config.debug else None,
             )
             self.members.append(WorkerSlots(worker, start, stop, SchemaTable(same)))
 
@@ -232,7 +232,7 @@ class WorkerPool:
             self.abandon()
             raise
         except BaseException:
-            await to_the_end(together(*(member.worker.kill() for member in self.members)))
+            await wait_through_cancel(gather_internal(*(member.worker.close_now() for member in self.members)))
             self._free()
             raise
 
@@ -242,9 +242,9 @@ class WorkerPool:
             if self._config.seeds is not None:
                 self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
             if self._config.transport != "frames":
-                self._memory = Shared.create()
+                self._memory = SharedMemory.create()
         except OSError as exc:
-            raise not_started("workers", exc) from exc
+            raise cannot_start("workers", exc) from exc
         for member in self.members:
             member.worker.memory = self._memory
 
@@ -275,7 +275,9 @@ class WorkerPool:
         self._lay_out_memory()
         self._configuration = (state_size, draws_late, self.checkpoint_size, self._plane)
         workers = [member.worker for member in self.members]
-        each = (worker.settle(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers)
+        each = (
+            worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers
+        )
         self.first_checkpoints = dict(zip(self.members, await _all_of(each), strict=True))
 
     async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
@@ -361,7 +363,7 @@ class WorkerPool:
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""
         try:
-            await together(*(member.worker.close(grace_s) for member in self.members))
+            await gather_internal(*(member.worker.close(grace_s) for member in self.members))
         finally:
             self._free()
 
@@ -497,7 +499,7 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
 
 async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What all give. If one raises, or this is cancelled, the others are cancelled; of several errors the first."""
-    tasks = [own_task(coroutine) for coroutine in coroutines]
+    tasks = [internal_task(coroutine) for coroutine in coroutines]
     cancelled = None
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

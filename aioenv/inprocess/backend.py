@@ -43,7 +43,7 @@ from aioenv.inprocess.owned_env import END_S, SINGLE_ARRAY, OwnedEnv, ends_progr
 from aioenv.inprocess.requests import InProcessRequest, InProcessRequests
 from aioenv.inprocess.rollout import InProcessGroup, InProcessRollout
 from aioenv.ipc.messages import reason_of, traceback_of
-from aioenv.process.async_resource import together
+from aioenv.process.async_resource import gather_internal
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, replace_states
 from aioenv.rendering.step_images import StepImages
@@ -272,7 +272,7 @@ class InProcessBackend:
             try:
                 self._env.end()
             finally:
-                await together(*(pool.close() for pool in self.pools))
+                await gather_internal(*(pool.close() for pool in self.pools))
             if not await self._env.join(grace_s):
                 _log.warning(
                     "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
@@ -711,7 +711,7 @@ class InProcessBackend:
         if thread is not None:
             return times.inline and timeout_s is None and not thread.jobs
         if timeout_s is not None:
-            raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
+            raise ValueError('timeout_s: with run_in="inline" a wait for the env can\'t end early; use run_in="thread"')
         return True
 
     def _run(self, request: InProcessRequest, inline: bool, work: Callable[[], Any]) -> None:

@@ -1,6 +1,6 @@
-"""Exceptions in messages: with their causes, contexts and members, and without those of their attributes that can't go.
+"""Pickle exceptions with their causes, contexts and group members, leaving out attributes that can't be pickled.
 
-Each exception of a chain is pickled by itself, so that one that does not pickle takes no other with it.
+Each exception of a chain is pickled by itself, so one that does not pickle does not affect the others.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ import pickle
 from typing import Any, NamedTuple
 
 from aioenv.errors import AioenvError
-from aioenv.ipc.messages import dump, message_of, reason_of, tried
+from aioenv.ipc.messages import dump, message_of, reason_of, try_call
 
 __all__ = ["dump_exception"]
 
-_MOST = 64  # exceptions of one chain that are sent, not counting members of groups
-_MAX_REPR = 1000  # characters in place of an argument
+_MAX_CHAIN = 64  # the most exceptions of one chain that are sent, group members not counted
+_MAX_REPR = 1000  # the most characters of a repr that replaces an argument
 
 
 class _Link(NamedTuple):
-    """One exception of a message; others by their numbers there."""
+    """One exception of a message; it refers to others by their numbers."""
 
-    data: bytes | None  # the exception; of a group its class, message and attributes; None: it can't be sent
-    name: str  # its class and its message
-    notes: list[str]  # what was left out; or why it can't be sent
-    members: list[int] | None  # those of a group
+    data: bytes | None  # the exception, or of a group its class, message and attributes; None if it can't be sent
+    name: str  # its class and message
+    notes: list[str]  # the parts left out, or the reason why it can't be sent
+    members: list[int] | None  # of a group
     cause: int | None
     context: int | None
     suppress_context: bool
 
 
 def dump_exception(exc: BaseException) -> bytes:
-    """Pickle an exception with all that it is chained to, so that `pickle.loads` gives it again.
+    """Pickle an exception with everything it is chained to; `pickle.loads` restores it.
 
     An attribute that does not pickle is left out, and an argument that does not is replaced by its `repr`; a note says
     so. Another exception of the chain that can't be sent is replaced by an `AioenvError` with its class and message.
-    Classes may be local or of `__main__`: they go by value, and come out in the process that sent them (in a factory,
-    say) as the very same classes.
+    Classes may be local or defined in `__main__`: they are pickled by value, and become the very same classes again in
+    the process that sent them (in a factory, say).
 
     Raises:
         BaseException: if `exc` itself can't be sent; it says why.
@@ -50,47 +50,47 @@ def dump_exception(exc: BaseException) -> bytes:
         return numbers[id(other)]
 
     def linked(other: BaseException | None) -> int | None:
-        if other is None or (len(found) >= _MOST and id(other) not in numbers):
+        if other is None or (len(found) >= _MAX_CHAIN and id(other) not in numbers):
             return None
         return number(other)
 
     links = []
-    for each in found:  # which grows meanwhile
+    for each in found:  # the list grows during the loop
         group = isinstance(each, BaseExceptionGroup)
-        sent, why = tried(_pickled_group if group else _pickled, each)
+        sent, why = try_call(_pickled_group if group else _pickled, each)
         if why is not None and each is exc:
             raise why
         data, notes = (None, [reason_of(why)]) if why is not None else sent
         members = [number(member) for member in each.exceptions] if isinstance(each, BaseExceptionGroup) else None
         cause, context = linked(each.__cause__), linked(each.__context__)
         if (cause is None and each.__cause__ is not None) or (context is None and each.__context__ is not None):
-            notes.append(f"Further exceptions of this chain were left out: it has more than {_MOST}")
+            notes.append(f"Further exceptions of this chain were left out: it has more than {_MAX_CHAIN}")
         name = reason_of(each)
         links.append(_Link(data, name, notes, members, cause, context, each.__suppress_context__))
     return pickle.dumps(_Chain(links), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _pickled(exc: BaseException) -> tuple[bytes, list[str]]:
-    """An exception by itself, and notes of what was left out."""
-    for value in (exc, _Uncalled(type(exc), exc.args, vars(exc))):  # a constructor may want other arguments
-        data, _ = tried(_checked, value, exc, message_of(exc))
+    """Pickle one exception without its chain; return the pickle and notes about parts that were left out."""
+    for value in (exc, _WithoutConstructor(type(exc), exc.args, vars(exc))):  # a constructor may take other arguments
+        data, _ = try_call(_checked, value, exc, message_of(exc))
         if data is not None:
             return data, []
     notes: list[str] = []
-    reduced, why = tried(exc.__reduce_ex__, pickle.HIGHEST_PROTOCOL)
+    reduced, why = try_call(exc.__reduce_ex__, pickle.HIGHEST_PROTOCOL)
     if why is None and isinstance(reduced, tuple) and len(reduced) >= 2 and reduced[0] is type(exc):
         state = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
         args, attributes = _sendable_args(reduced[1], notes), _sendable_attributes(state, notes)
-        data, _ = tried(_checked, _Called(type(exc), args, attributes), exc, message_of(exc))
+        data, _ = try_call(_checked, _ByConstructor(type(exc), args, attributes), exc, message_of(exc))
         if data is not None:
             return data, notes
     notes = []
-    bare = _Uncalled(type(exc), _sendable_args(exc.args, notes), _sendable_attributes(vars(exc), notes))
+    bare = _WithoutConstructor(type(exc), _sendable_args(exc.args, notes), _sendable_attributes(vars(exc), notes))
     return _checked(bare, exc), notes
 
 
 def _pickled_group(exc: BaseExceptionGroup[Any]) -> tuple[bytes, list[str]]:
-    """The class, the message and the attributes of a group, and notes of those that were left out."""
+    """Pickle class, message and attributes of a group; return the pickle and notes about parts that were left out."""
     notes: list[str] = []
     data = dump((type(exc), exc.message, _sendable_attributes(vars(exc), notes)))
     pickle.loads(data)
@@ -98,7 +98,7 @@ def _pickled_group(exc: BaseExceptionGroup[Any]) -> tuple[bytes, list[str]]:
 
 
 def _checked(value: Any, exc: BaseException, message: str | None = None) -> bytes:
-    """The pickle of a value, if an exception of this class comes out of it, and with this message if there is one."""
+    """Pickle a value, and check that it unpickles as an exception of this class, and with this message if given."""
     data = dump(value)
     copy = pickle.loads(data)
     if type(copy) is not type(exc) or (message is not None and message_of(copy) != message):
@@ -109,9 +109,9 @@ def _checked(value: Any, exc: BaseException, message: str | None = None) -> byte
 def _sendable_args(args: tuple[Any, ...], notes: list[str]) -> tuple[Any, ...]:
     sendable = []
     for arg in args:
-        _, why = tried(_round_trip, arg)
+        _, why = try_call(_round_trip, arg)
         if why is not None:
-            text, _ = tried(repr, arg)
+            text, _ = try_call(repr, arg)
             notes.append(f"An argument was replaced by its repr, since it can't be sent: {reason_of(why)}")
             arg = str(text)[:_MAX_REPR]
         sendable.append(arg)
@@ -121,7 +121,7 @@ def _sendable_args(args: tuple[Any, ...], notes: list[str]) -> tuple[Any, ...]:
 def _sendable_attributes(attributes: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     sendable = {}
     for name, value in attributes.items():
-        _, why = tried(_round_trip, value)
+        _, why = try_call(_round_trip, value)
         if why is None:
             sendable[name] = value
         else:
@@ -133,8 +133,8 @@ def _round_trip(value: Any) -> None:
     pickle.loads(dump(value))
 
 
-class _Called(NamedTuple):
-    """Pickles as an exception whose class is called."""
+class _ByConstructor(NamedTuple):
+    """Pickles as an exception that is made by calling its class."""
 
     kind: type[BaseException]
     args: tuple[Any, ...]
@@ -144,7 +144,7 @@ class _Called(NamedTuple):
         return self.kind, self.args, self.attributes
 
 
-class _Uncalled(NamedTuple):
+class _WithoutConstructor(NamedTuple):
     """Pickles as an exception that is made without calling its constructor."""
 
     kind: type[BaseException]
@@ -152,10 +152,12 @@ class _Uncalled(NamedTuple):
     attributes: dict[str, Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_uncalled, tuple(self)
+        return _make_without_constructor, tuple(self)
 
 
-def _make_uncalled(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+def _make_without_constructor(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException:
     exc = kind.__new__(kind, *args)
     exc.args = args
     exc.__dict__.update(attributes)
@@ -168,10 +170,10 @@ class _Chain(NamedTuple):
     links: list[_Link]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _joined, ([tuple(link) for link in self.links],)
+        return _restore_chain, ([tuple(link) for link in self.links],)
 
 
-def _joined(links: list[tuple[Any, ...]]) -> BaseException:
+def _restore_chain(links: list[tuple[Any, ...]]) -> BaseException:
     made: dict[int, BaseException] = {}
     all_links = [_Link(*link) for link in links]
 
@@ -179,7 +181,7 @@ def _joined(links: list[tuple[Any, ...]]) -> BaseException:
         if number not in made:
             link = all_links[number]
             members = None if link.members is None else [make(member) for member in link.members]
-            made[number] = _made(link, members, needed=number == 0)
+            made[number] = _restore(link, members, needed=number == 0)
         return made[number]
 
     for number, link in enumerate(all_links):
@@ -190,14 +192,14 @@ def _joined(links: list[tuple[Any, ...]]) -> BaseException:
     return made[0]
 
 
-def _made(link: _Link, members: list[BaseException] | None, *, needed: bool) -> BaseException:
-    """The exception of a link; what stands for it, if it did not come, unless it is needed."""
+def _restore(link: _Link, members: list[BaseException] | None, *, needed: bool) -> BaseException:
+    """Unpickle the exception of a link; if that fails, return a stand-in, or raise if the exception is needed."""
     why: BaseException | None = None
     if link.data is not None:
-        exc, why = tried(pickle.loads, link.data) if members is None else tried(_make_group, link.data, members)
+        exc, why = try_call(pickle.loads, link.data) if members is None else try_call(_make_group, link.data, members)
         if why is None:
             for note in link.notes:
-                tried(exc.add_note, note)
+                try_call(exc.add_note, note)
             return exc  # type: ignore[no-any-return]
         if needed:
             raise why
@@ -209,7 +211,7 @@ def _made(link: _Link, members: list[BaseException] | None, *, needed: bool) -> 
 
 def _make_group(data: bytes, members: list[BaseException]) -> BaseException:
     kind, message, attributes = pickle.loads(data)
-    # not the class's own `__new__`, which may want other arguments
+    # not the class's own `__new__`, which may take other arguments
     exc: BaseException = BaseExceptionGroup.__new__(kind, message, members)
     exc.__dict__.update(attributes)
     return exc

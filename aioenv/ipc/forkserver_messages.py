@@ -1,7 +1,7 @@
-"""What a process and its fork server tell each other: small pickles, with descriptors beside them.
+"""The messages between a process and its fork server: small pickles, with descriptors passed beside them.
 
-An order is its length (4 bytes, little-endian) and its pickle. Both ends are the same interpreter and the sockets
-are private, like those of the workers.
+A request is its length (4 bytes, little-endian) and its pickle. Both ends run the same interpreter, and the sockets are
+private, like those of the workers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,21 @@ SIZE = struct.Struct("<I")
 
 
 class ForkRequest(NamedTuple):
-    """To the server: fork a worker. With descriptors: status, channel (one or two), output, marker, memory."""
+    """To the server: fork a worker.
 
-    preload: tuple[str, ...]  # modules to import first, if they can be, and classes of envs there: "module:Class"
-    sys_path: tuple[str, ...]  # where from
-    marked: bool  # whether there is a marker (see `memory.Marker`)
-    shares: bool  # whether there is memory to share (see `memory.Shared`)
-    log_level: int  # what modules log on their import is told from this level on
+    Descriptors passed along, in this order: the status socket, the channel (one or two), the output, the current-row
+    memory and the shared memory, if there are such.
+    """
+
+    preload: tuple[str, ...]  # modules to import first, if possible, and env classes there ("module:Class")
+    sys_path: tuple[str, ...]  # where to import from
+    has_current_row: bool  # whether `memory.CurrentRow` memory is passed
+    has_shared_memory: bool  # whether `memory.SharedMemory` is passed
+    log_level: int  # the lowest level of log records that modules emit while they are imported
 
 
 class GuardRequest(NamedTuple):
-    """To the server: kill this process group too, when the parent is gone."""
+    """To the server: kill this process group too when the parent is gone."""
 
     pid: int
 
@@ -50,19 +54,19 @@ class ReleaseRequest(NamedTuple):
 
 
 class ForkedNotice(NamedTuple):
-    """On the status socket of a worker: it runs. Beside it: its pidfd."""
+    """On a worker's status socket: it runs. Its pidfd is passed along."""
 
     pid: int
 
 
 class ForkRefused(NamedTuple):
-    """From the server, about a worker: the system would not have it forked."""
+    """From the server, about a worker: the system refused the fork."""
 
     errno: int  # of the OSError
 
 
 class ImportingNotice(NamedTuple):
-    """On the status socket, before anything else: the server begins to import this module for it."""
+    """On the status socket, before any other message: the server begins to import this module for the worker."""
 
     module: str
 
@@ -70,24 +74,24 @@ class ImportingNotice(NamedTuple):
 class UnfitNotice(NamedTuple):
     """On the status socket: nothing was forked, since the server has imported this module.
 
-    It has threads, or connections, that no copy of it may have.
+    The module has started threads, or opened connections, which no forked copy may have.
     """
 
     module: str
 
 
 class ExitedNotice(NamedTuple):
-    """On the status socket: it has ended."""
+    """On the status socket: the worker has ended."""
 
-    returncode: int | None  # its exit code, or -N for signal N; None: a module has taken it, and the kernel knows
+    returncode: int | None  # its exit code, -N for signal N; None if a module reaped it and the kernel can't tell
 
 
-def pack(order: Any) -> bytes:
-    """An order as bytes."""
-    data = pickle.dumps(order)
+def pack(message: Any) -> bytes:
+    """Pickle a message, with its length before it."""
+    data = pickle.dumps(message)
     return SIZE.pack(len(data)) + data
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` packed, without the length before it."""
+    """Unpickle a message of `pack`, without the length before it."""
     return pickle.loads(data)

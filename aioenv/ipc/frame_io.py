@@ -1,4 +1,8 @@
-"""Frames over a descriptor, at either end of a channel: one gathered write, one scatter read."""
+"""Reads and writes on descriptors, at either end of a channel: frames, and descriptors passed over a socket.
+
+A frame is written with one gathered write, and read with one scatter read into the decoder's buffers. Frames have a
+fast path in C.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +15,37 @@ from aioenv import speedups
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Buffer, Encoder, Kind
 
-__all__ = ["after", "look", "read", "receive", "write", "write_rest"]
+__all__ = ["decode_external_read", "read", "receive_fds", "skip_bytes", "write", "write_remaining"]
 
-_IOV_MAX = 1024  # buffers that one readv or writev takes, on Linux
+_IOV_MAX = 1024  # the most buffers that one readv or writev takes, on Linux
 
 
 def read(fd: int, decoder: Decoder) -> int:
-    """Read what has come, up to what the decoder has room for, and let it look.
+    """Read into the decoder's buffers, once, and decode.
 
     Returns:
-        How many bytes; 0 at the end of the stream.
+        The number of bytes; 0 at the end of the stream.
 
     Raises:
         WireError: if the stream was broken before.
-        OSError: if the read failed, or there is nothing and it does not wait.
+        OSError: if the read failed; BlockingIOError if the descriptor doesn't block and has no bytes.
     """
     buffers = decoder.buffers()
-    if speedups.read_frame is None or not decoder.guesses:
+    if speedups.read_frame is None or not decoder.has_prediction:
         count = os.readv(fd, buffers[:_IOV_MAX])
         if count:
             decoder.advance(count)
         return count
     read = speedups.read_frame(fd, decoder.chain, buffers)
     if type(read) is tuple:
-        return decoder.advance_by_frame(read)
+        return decoder.advance_whole_frame(read)
     if read:
         decoder.advance(read)
     return read
 
 
-def look(decoder: Decoder, count: int) -> None:
-    """Let a decoder look at what was read into its `buffers` elsewhere, so many bytes.
+def decode_external_read(decoder: Decoder, count: int) -> None:
+    """Decode `count` bytes that C has read into the decoder's buffers.
 
     Raises:
         WireError: if the stream was broken before.
@@ -57,49 +61,49 @@ def write(
     request: int,
     generation: int,
     fixed: Sequence[Buffer] = (),
-    tail: Buffer = b"",
+    payload: Buffer = b"",
 ) -> list[memoryview]:
     """Write a frame, with one write.
 
     Args:
-        fd: where to.
-        encoder: of this stream.
-        kind, request, generation, fixed, tail: see `Encoder.encode`.
+        fd: the descriptor to write to.
+        encoder: the encoder of this stream.
+        kind, request, generation, fixed, payload: see `Encoder.encode`.
 
     Returns:
-        What is left to write: nothing, if all was taken.
+        The buffers that remain to be written; empty if the kernel took everything.
 
     Raises:
         WireError: if the frame is too large; nothing was written.
-        OSError: if the write failed. That it would have had to wait is none: all is left then.
+        OSError: if the write failed. A write that would block is no failure: everything remains then.
     """
     if speedups.write_frame is not None:
-        written = speedups.write_frame(fd, encoder.chain, kind, request, generation, fixed, tail)
+        written = speedups.write_frame(fd, encoder.chain, kind, request, generation, fixed, payload)
         if type(written) is int:
             encoder.chain = written
             return []
         if written is not None:
             encoder.chain, head, count = written
-            return after([head, *fixed, tail], count)
-    buffers: list[Buffer] = encoder.encode(kind, request, generation, fixed, tail)
+            return skip_bytes([head, *fixed, payload], count)
+    buffers: list[Buffer] = encoder.encode(kind, request, generation, fixed, payload)
     try:
         count = os.writev(fd, buffers[:_IOV_MAX])
     except (BlockingIOError, InterruptedError):
         count = 0
-    return [] if count == sum(map(len, buffers)) else after(buffers, count)
+    return [] if count == sum(map(len, buffers)) else skip_bytes(buffers, count)
 
 
-def write_rest(fd: int, rest: list[memoryview]) -> list[memoryview]:
-    """Write what a write has left; gives what this one has left, and raises, as `write`."""
+def write_remaining(fd: int, remaining: list[memoryview]) -> list[memoryview]:
+    """Write the buffers that an earlier write left; return and raise as `write`."""
     try:
-        count = os.writev(fd, rest[:_IOV_MAX])
+        count = os.writev(fd, remaining[:_IOV_MAX])
     except (BlockingIOError, InterruptedError):
-        return rest
-    return after(rest, count)
+        return remaining
+    return skip_bytes(remaining, count)
 
 
-def after(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
-    """What follows the first `count` bytes of these buffers."""
+def skip_bytes(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
+    """Return the buffers without their first `count` bytes."""
     for index, buffer in enumerate(buffers):
         if count < len(buffer):
             return [memoryview(buffer)[count:], *(memoryview(later) for later in buffers[index + 1 :])]
@@ -107,21 +111,21 @@ def after(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
     return []
 
 
-def receive(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int], bool]:
-    """Read once, with the descriptors that come along: processes that others start here don't inherit these.
+def receive_fds(sock: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int], bool]:
+    """Read once from a socket, with the descriptors passed along; they are close-on-exec from the start.
 
     Args:
-        sock: where from.
-        size: how many bytes at most.
-        most: how many descriptors at most.
+        sock: the socket.
+        size: the maximum number of bytes.
+        max_fds: the maximum number of descriptors.
 
     Returns:
-        The bytes, the descriptors, and whether those are all that were sent.
+        The bytes, the descriptors, and whether all descriptors that were sent have arrived.
     """
     fds = array.array("i")
     # not `socket.recv_fds`, which passes no flags on: another thread may start a process at any moment
-    data, beside, flags, _ = sock.recvmsg(size, socket.CMSG_LEN(most * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
-    for level, kind, sent in beside:
+    data, ancillary, flags, _ = sock.recvmsg(size, socket.CMSG_LEN(max_fds * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, sent in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(sent[: len(sent) - len(sent) % fds.itemsize])
     return data, list(fds), not flags & socket.MSG_CTRUNC

@@ -1,4 +1,8 @@
-"""Memory that processes share: anonymous, passed by descriptor, gone with the last of them."""
+"""Anonymous memory that processes share: passed by descriptor, and freed with the last process that maps it.
+
+Only processes on one machine can share memory. A worker on another machine would get none: `Worker.memory` stays None,
+and its frames carry all arrays.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,20 @@ import weakref
 from functools import cache
 from typing import Any
 
-__all__ = ["AVAILABLE", "CurrentRow", "Shared", "check_transport", "map_shared"]
+__all__ = ["AVAILABLE", "CurrentRow", "SharedMemory", "check_transport", "map_shared"]
 
-# Whether the platform has memory without a name to share.
+# Whether the platform has anonymous shared memory.
 AVAILABLE = hasattr(os, "memfd_create")
 
 _BYTES = 4
 
 
 def check_transport(transport: str) -> str:
-    """How large arrays reach the other side; ValueError if it is unknown, or the platform does not have it."""
+    """Return how large arrays are transported.
+
+    Raises:
+        ValueError: if the transport is unknown, or the platform does not have it.
+    """
     if transport not in ("auto", "frames", "shared"):
         raise ValueError(f"transport: expected 'auto', 'frames' or 'shared', got {transport!r}")
     if transport == "shared" and not AVAILABLE:
@@ -26,7 +34,7 @@ def check_transport(transport: str) -> str:
     return transport
 
 
-def _create(flags: int = 0) -> int | None:
+def _memfd(flags: int = 0) -> int | None:
     if not AVAILABLE:
         return None
     try:
@@ -36,13 +44,13 @@ def _create(flags: int = 0) -> int | None:
 
 
 class CurrentRow:
-    """One number that a worker writes and its parent reads, even when the worker hangs or has died: the row it runs.
+    """The row whose env a worker is running: the parent can read it even when the worker hangs or has died.
 
     Args:
-        fd: memory of `create`; None for memory that nobody else sees. It is not closed here.
+        fd: a descriptor from `create`, which stays open; None for memory of this process alone.
 
     Attributes:
-        cell: an int32 memoryview of length 1. It holds row + 1, or 0 while no env runs; to write it costs 30 ns.
+        cell: an int32 memoryview of length 1. It holds row + 1, or 0 while no env runs. A write takes 30 ns.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -51,33 +59,33 @@ class CurrentRow:
 
     @staticmethod
     def create() -> int | None:
-        """A descriptor of new memory, to be closed by the caller; None where there is none without a name."""
-        fd = _create()
+        """Return a descriptor of new memory, to be closed by the caller; None if the platform has no such memory."""
+        fd = _memfd()
         if fd is not None:
             try:
                 os.ftruncate(fd, _BYTES)
-            except OSError:  # files may not be so large (`ulimit -f`)
+            except OSError:  # over the file size limit (`ulimit -f`)
                 os.close(fd)
                 return None
         return fd
 
     @property
     def row(self) -> int | None:
-        """The row that is being run; None if none is."""
+        """The row that is being run; None while no env runs."""
         row = self.cell[0] - 1
         return row if row >= 0 else None
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the memory."""
         self.cell.release()
         self._map.close()
 
 
-class Shared:
-    """Memory for a parent and its workers: made before they start, so that they get it, and given its size later.
+class SharedMemory:
+    """Memory of a parent and its workers. It is created before they start, so that they inherit it, and sized later.
 
     Attributes:
-        fd: to be passed on; `map_shared` takes it.
+        fd: the descriptor, which workers pass to `map_shared`; -1 once it is closed.
     """
 
     def __init__(self, fd: int) -> None:
@@ -85,45 +93,44 @@ class Shared:
         self._size = 0
 
     @classmethod
-    def create(cls) -> Shared | None:
-        """New memory of size 0; None where the platform has none without a name."""
-        fd = _create(getattr(os, "MFD_ALLOW_SEALING", 0))
+    def create(cls) -> SharedMemory | None:
+        """Create memory of size 0; None if the platform has no such memory."""
+        fd = _memfd(getattr(os, "MFD_ALLOW_SEALING", 0))
         return None if fd is None else cls(fd)
 
     def allocate(self, size: int) -> Any:
-        """Give it its size, once and for all, and map it.
+        """Set the final size, and map the memory.
 
         Raises:
-            OSError: if there is not so much memory.
+            OSError: if the system has not enough memory.
         """
-        _, buffer = self._enlarge(size, give_back=False)
+        _, buffer = self._enlarge(size, free_pages=False)
         self._seal("F_SEAL_GROW")
         return buffer
 
     def extend(self, size: int) -> tuple[int, Any]:
-        """Make it larger, and map what is new: memory that the system gets back with the last array over it here.
+        """Append memory and map it; its pages are freed with the last array over it in this process.
 
-        Pages are taken when they are first written to, and what was given back is not used again: only addresses
-        within it ever grow.
+        Pages are allocated when they are first written to. Freed offsets are not used again: the size only grows.
 
         Args:
             size: in bytes; a multiple of `mmap.ALLOCATIONGRANULARITY`.
 
         Returns:
-            Where it begins, for `map_shared`, and the memory.
+            The offset of the new memory, for `map_shared`, and the memory.
 
         Raises:
-            OSError: if there is not so much memory.
+            OSError: if the system has not enough memory.
         """
-        return self._enlarge(size, give_back=True)
+        return self._enlarge(size, free_pages=True)
 
-    def _enlarge(self, size: int, *, give_back: bool) -> tuple[int, Any]:
+    def _enlarge(self, size: int, *, free_pages: bool) -> tuple[int, Any]:
         offset = self._size
         os.ftruncate(self.fd, offset + size)
         self._size = offset + size
-        # a process that made it smaller would take the memory from under the others' feet
+        # a process that shrank the memory would crash the others on their next access
         self._seal("F_SEAL_SHRINK")
-        return offset, map_shared(self.fd, size, offset, give_back=give_back)
+        return offset, map_shared(self.fd, size, offset, free_pages=free_pages)
 
     def _seal(self, name: str) -> None:
         with contextlib.suppress(ImportError, AttributeError, OSError):
@@ -132,25 +139,25 @@ class Shared:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, getattr(fcntl, name))
 
     def close(self) -> None:
-        """Close the descriptor; what has been mapped lives as long as anybody uses it."""
+        """Close the descriptor; mappings live as long as the arrays over them. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
-def map_shared(fd: int, size: int, offset: int = 0, *, give_back: bool = False) -> Any:
-    """Map memory of `Shared`: a buffer, which is unmapped with the last array over it.
+def map_shared(fd: int, size: int, offset: int = 0, *, free_pages: bool = False) -> Any:
+    """Map a part of `SharedMemory` as a buffer, which is unmapped with the last array over it.
 
-    Python's own `mmap` would keep a descriptor for as long (before 3.13).
+    Before Python 3.13, `mmap.mmap` would keep a duplicate of the descriptor for as long.
 
     Args:
-        fd: its descriptor.
-        size: of the part that is mapped, in bytes.
-        offset: where that begins.
-        give_back: whether nobody needs what it holds any more once this mapping is gone.
+        fd: the memory's descriptor.
+        size: the size of the part, in bytes.
+        offset: the offset of the part, in bytes.
+        free_pages: whether the contents are unused once this mapping is gone, so that the pages can be freed.
 
     Raises:
-        OSError: if it can't be mapped.
+        OSError: if the memory can't be mapped.
     """
     import ctypes
 
@@ -160,7 +167,7 @@ def map_shared(fd: int, size: int, offset: int = 0, *, give_back: bool = False) 
         code = ctypes.get_errno()
         raise OSError(code, f"{os.strerror(code)}: shared memory of {size} bytes")
     buffer = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(buffer, _unmap, libc, address, size, os.getpid() if give_back else None).atexit = False
+    weakref.finalize(buffer, _unmap, libc, address, size, os.getpid() if free_pages else None).atexit = False
     return buffer
 
 
@@ -177,7 +184,7 @@ def _libc() -> Any:
 
 
 def _unmap(libc: Any, address: int, size: int, owner: int | None) -> None:
-    if owner == os.getpid():  # not in a fork of it
-        # the pages themselves: others may still have them mapped
+    if owner == os.getpid():  # not in a forked copy
+        # frees the pages even if other processes still map them
         libc.madvise(address, size, getattr(mmap, "MADV_REMOVE", 9))
     libc.munmap(address, size)

@@ -1,7 +1,7 @@
-"""What travels in the tails of frames: Python objects, by pickle.
+"""The messages in frames' payloads, how they are pickled, and log records as lines of a worker's output.
 
-The step path does not come here, except for infos that don't fit columns. Everything is written by our own two
-ends of a private pipe; nothing here is fit for bytes from strangers.
+A plain step does not use pickle, except for infos that don't fit columns. Both ends of a channel are this package and
+the channel is private: nothing here is safe for untrusted bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aioenv.errors import WireError
 from aioenv.ipc.frames import Buffer
 
 __all__ = [
-    "WHERE",
+    "STACK_SIGNAL",
     "CallRequest",
     "Failure",
     "LogLine",
@@ -49,35 +49,35 @@ __all__ = [
     "readable_log_line",
     "reason_of",
     "traceback_of",
-    "tried",
+    "try_call",
     "unpack_log_line",
 ]
 
-# The signal that asks a worker to print where it is; None where there is none that nobody else uses.
-WHERE = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else None
+# The signal that makes a worker print its stack; None if the platform has no real-time signals.
+STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else None
 
 
 class Start(NamedTuple):
-    """START: what a worker needs before it can unpickle its service, and the service."""
+    """START: the service, and the process state that a worker needs before it can unpickle the service."""
 
     sys_path: list[str]
-    registry: tuple[bytes, bytes] | None  # Gymnasium's, as `host.registry` gives it
+    registry: tuple[bytes, bytes] | None  # Gymnasium's, from `worker.registry`
     preload: tuple[str, ...]  # modules to import first
     service: bytes  # a pickled callable that makes the service
-    code: Code | None  # what its envs are made from
-    environ: dict[str, str] | None  # all environment variables; None: they are as they should be
-    directory: str | None  # the working directory; likewise
-    poll_s: float  # how long to poll for a request before the process sleeps, in seconds
-    cpus: tuple[int, ...] | None  # the CPUs to be pinned to; None: as it comes
+    code: Code | None  # the definitions that its envs are made from
+    environ: dict[str, str] | None  # all environment variables; None: they are inherited
+    directory: str | None  # the working directory; None: it is inherited, or has been removed
+    poll_s: float  # how long to poll for a request before sleeping, in seconds
+    cpus: tuple[int, ...] | None  # the CPUs to pin to; None: any
     ignored: tuple[str, ...] = ()  # names of signals to ignore
-    log_level: int = 30  # of what envs log, from here on it is told
-    argv: tuple[str, ...] = ()  # the program's arguments, as multiprocessing's workers have them
-    cpu_share: int | None = None  # how many CPUs to use at most, since other workers use the others; None: any
-    authkey: bytes = b""  # the parent's, which the servers of its multiprocessing managers ask for; empty: as it is
+    log_level: int = 30  # the lowest level of log records that are sent
+    argv: tuple[str, ...] = ()  # the program's arguments, as in multiprocessing's workers
+    cpu_share: int | None = None  # the most CPUs to use, since other workers use the rest; None: all
+    authkey: bytes = b""  # the parent's, for its multiprocessing managers; empty: unchanged
 
 
 class CallRequest(NamedTuple):
-    """CALL: a method of the service."""
+    """CALL: call a method of the service."""
 
     method: str
     args: tuple[Any, ...]
@@ -85,43 +85,43 @@ class CallRequest(NamedTuple):
 
 
 class ResetRequest(NamedTuple):
-    """RESET: which rows of the worker, with which seeds."""
+    """RESET: reset rows of the worker."""
 
     rows: tuple[int, ...]
     seeds: tuple[int | None, ...]
     options: dict[str, Any] | None
-    whole: bool  # reply with the latest observations of all rows, not only of those that were reset
-    shown: Sequence[int] | None = None  # reply with those of these rows instead
-    each: bool = False  # the seeds are the rows' own, even if they happen to be one number and those after it
+    reply_all_rows: bool  # reply with the latest observations of all rows, not only of those that were reset
+    reply_rows: Sequence[int] | None = None  # reply with the observations of these rows instead
+    listed_seeds: bool = False  # the caller listed the seeds: don't take successive numbers for one seed of the batch
 
 
 class StepRequest(NamedTuple):
-    """STEP, when its tail is not empty: which rows, and the parts of their actions that are objects."""
+    """STEP, when its payload is not empty: the rows, and the parts of their actions that are objects."""
 
     rows: Sequence[int] | None  # None: all
     objects: list[Any] | None
-    given: list[Any] | None = None  # in place of all actions: one a row, which its env gets as it is
+    given: list[Any] | None = None  # replaces all actions: one per row, passed to its env unchanged
 
 
 class StepReply(NamedTuple):
-    """The tail of a RESULT to STEP or RESET, when there is anything to say beyond the arrays."""
+    """The payload of a RESULT to STEP or RESET, when the arrays are not all of the reply."""
 
     schemas: list[Any]  # (number, schema) of info dicts that are new to the parent
     infos: list[Any]  # groups of columns
     objects: list[list[Any]]  # the observations' object leaves
     failures: list[Failure]
-    over: Sequence[int] = ()  # rows whose envs have no further episode
-    beyond: Sequence[tuple[int, bytes]] = ()  # rows, and what did not fit into their checkpoints
-    parcels: Sequence[tuple[int, Any]] = ()  # rows, and what images of them need besides (see `physics.subject`)
+    exhausted: Sequence[int] = ()  # rows whose envs have no further episode
+    overflow: Sequence[tuple[int, bytes]] = ()  # rows, and the data that did not fit into their checkpoints
+    render_updates: Sequence[tuple[int, Any]] = ()  # rows, and `env_renderable.RenderUpdate`s for their images
 
 
-# A step of successive rows, whose actions are arrays, travels without a pickle: the first row, and how many.
+# A step of successive rows, whose actions are arrays, is sent without pickle: the first row, and the number of rows.
 _RUN = struct.Struct("<cII")
-_RUN_TAG = b"R"  # no pickle begins with it
+_RUN_TAG = b"R"  # no pickle begins with this byte
 
 
 def dump_step(request: StepRequest, table: DefinitionTable | None = None) -> bytes:
-    """The tail of a STEP of some rows.
+    """Encode the payload of a STEP of some rows.
 
     Raises:
         Exception: if an action can't be pickled.
@@ -132,102 +132,102 @@ def dump_step(request: StepRequest, table: DefinitionTable | None = None) -> byt
     return dump(request, table)
 
 
-def load_step(tail: Buffer) -> StepRequest:
-    """What `dump_step` made; of all rows, if the tail is empty.
+def load_step(payload: Buffer) -> StepRequest:
+    """Decode a payload of `dump_step`; an empty one is a step of all rows.
 
     Raises:
-        WireError: if it can't be understood.
+        WireError: if it can't be decoded.
     """
-    if not len(tail):
+    if not len(payload):
         return _EVERY_ROW
-    if len(tail) != _RUN.size or tail[0] != _RUN_TAG[0]:
-        request: StepRequest = load(tail)
+    if len(payload) != _RUN.size or payload[0] != _RUN_TAG[0]:
+        request: StepRequest = load(payload)
         return request
-    _, start, count = _RUN.unpack(tail)
+    _, start, count = _RUN.unpack(payload)
     return StepRequest(range(start, start + count), None)
 
 
 _EVERY_ROW = StepRequest(None, None)
 
-# A reply whose infos are typed columns alone, of sorts known to the parent, travels without a pickle: the number of
-# groups, and for each its sort, its rows and its bytes.
+# A reply that has only typed columns of infos, with schemas that the parent knows, is sent without pickle: the number
+# of groups, and for each group its schema id, its rows and its bytes.
 _COLUMNS = struct.Struct("<cI")
-_COLUMNS_TAG = b"I"  # no pickle begins with it
-_GROUP = struct.Struct("<IiQ")  # sort, how many rows (-1: all of the request), how many bytes
+_COLUMNS_TAG = b"I"  # no pickle begins with this byte
+_GROUP = struct.Struct("<IiQ")  # schema id, number of rows (-1: all of the request), number of bytes
 _ROW = struct.Struct("<I")
 
 
 def dump_columns(groups: Sequence[tuple[int, Sequence[int] | None, Buffer, Any]]) -> bytes:
-    """The tail of a reply that has nothing but typed columns."""
+    """Encode the payload of a reply that has only typed columns."""
     parts: list[Buffer] = [_COLUMNS.pack(_COLUMNS_TAG, len(groups))]
-    for sort, rows, data, _ in groups:
+    for schema_id, rows, data, _ in groups:
         if rows is None:
-            parts.append(_GROUP.pack(sort, -1, len(data)))
+            parts.append(_GROUP.pack(schema_id, -1, len(data)))
         else:
-            parts.append(_GROUP.pack(sort, len(rows), len(data)))
+            parts.append(_GROUP.pack(schema_id, len(rows), len(data)))
             parts.append(struct.pack(f"<{len(rows)}I", *rows))
         parts.append(data)
     return b"".join(parts)
 
 
-def load_columns(tail: memoryview) -> list[tuple[int, tuple[int, ...] | None, memoryview]] | None:
-    """Sorts, rows and bytes, if `dump_columns` made this tail.
+def load_columns(payload: memoryview) -> list[tuple[int, tuple[int, ...] | None, memoryview]] | None:
+    """Decode a payload of `dump_columns` to schema ids, rows and bytes; return None for any other payload.
 
     Raises:
-        WireError: if it is cut short.
+        WireError: if it has the wrong length.
     """
-    if tail[:1] != _COLUMNS_TAG:
+    if payload[:1] != _COLUMNS_TAG:
         return None
     try:
-        count = _COLUMNS.unpack_from(tail)[1]
+        count = _COLUMNS.unpack_from(payload)[1]
         offset, groups = _COLUMNS.size, []
         for _ in range(count):
-            sort, n, size = _GROUP.unpack_from(tail, offset)
+            schema_id, n, size = _GROUP.unpack_from(payload, offset)
             offset += _GROUP.size
             rows = None
             if n >= 0:
-                rows = struct.unpack_from(f"<{n}I", tail, offset)
+                rows = struct.unpack_from(f"<{n}I", payload, offset)
                 offset += n * _ROW.size
-            groups.append((sort, rows, tail[offset : offset + size]))
+            groups.append((schema_id, rows, payload[offset : offset + size]))
             offset += size
     except struct.error as exc:
         raise WireError(f"columns of infos are cut short: {exc}") from exc
-    if offset != len(tail):
-        raise WireError(f"columns of infos: expected {offset} bytes, got {len(tail)}")
+    if offset != len(payload):
+        raise WireError(f"columns of infos: expected {offset} bytes, got {len(payload)}")
     return groups
 
 
 class LostRow(NamedTuple):
-    """In a call of `reset_lost_rows`: a row whose env a process took with it, and which begins anew in another."""
+    """A row whose env was lost with its process, and begins a new episode in another one."""
 
     row: int
-    seed: int | None  # for its next reset, unless that is given another
-    obs: Any  # its last observation; None if nobody knows
-    over: bool  # its episode had ended already: there is nothing to report, and the autoreset is due
-    state: Any = None  # what images of that observation are drawn from; None if nobody draws them from states
+    seed: int | None  # of its next reset, unless the caller gives one
+    obs: Any  # its last observation; None if unknown
+    over: bool  # its episode had already ended: nothing to report, and an autoreset is pending
+    state: Any = None  # the physics state for images of that observation; None if images are not drawn from states
 
 
 class Failure(NamedTuple):
-    """Why something failed in a worker: an exception, in a form that always travels."""
+    """An exception in a worker, in a form that can always be sent."""
 
-    row: int | None  # of the worker; None: the request as a whole
+    row: int | None  # the row of the worker; None: the request as a whole failed
     type_name: str
     message: str
     traceback: str
-    pickled: bytes | None  # the exception itself, if it can be pickled
-    obstacle: str = ""  # why it can't be
+    pickled: bytes | None  # the exception itself; None if it can't be pickled
+    obstacle: str = ""  # the reason why it can't be pickled
 
 
 def dump(value: Any, table: DefinitionTable | None = None) -> bytes:
-    """Pickle data. Classes and functions that plain pickle refuses, or takes from `__main__` by name, go by number.
+    """Pickle data, with definitions that plain pickle can't send, or finds in `__main__`, as numbers in a table.
 
     Args:
         value: the data.
-        table: of the definitions that sender and receiver have; None: that of the worker which this is. Where there
-            is none, they go by value.
+        table: the definitions (classes and functions) that sender and receiver share; None: the table of the worker
+            that this process is. Without a table, definitions are pickled by value.
 
     Raises:
-        Exception: if it can't be pickled.
+        Exception: if the data can't be pickled.
     """
     table = current_table() if table is None else table
     if table is not None:
@@ -236,12 +236,12 @@ def dump(value: Any, table: DefinitionTable | None = None) -> bytes:
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception:
         return dump_code(value)
-    # a search costs far less than cloudpickle, and a string that only looks like it does no harm
+    # a search costs far less than cloudpickle, and a false match does no harm
     return dump_code(value) if b"main__" in data else data
 
 
 def dump_state(value: Any) -> bytes:
-    """Pickle data that may outlive both processes: classes go by name, and by value where they have none."""
+    """Pickle data that may outlive both processes: classes by name, or by value if plain pickle can't."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -251,22 +251,22 @@ def dump_state(value: Any) -> bytes:
 def dump_code(value: Any) -> bytes:
     """Pickle with functions and classes of `__main__` by value, so that the receiver need not import it.
 
-    In a process that multiprocessing has spawned (a rank of a training, say) they are `__mp_main__`'s.
+    In a process that multiprocessing has spawned (a rank of a training, say) the main module is `__mp_main__`.
     """
-    main = sys.modules.get("__mp_main__")  # elsewhere another name of `__main__`
+    main = sys.modules.get("__mp_main__")  # in other processes an alias of `__main__`
     if main is None or main.__name__ != "__mp_main__":
         return _dumps(value)
     with _by_value:
         if main.__name__ in cloudpickle.list_registry_pickle_by_value():
             return _dumps(value)
-        cloudpickle.register_pickle_by_value(main)  # not for good: what others pickle is theirs
+        cloudpickle.register_pickle_by_value(main)  # only for this call: cloudpickle has other users
         try:
             return _dumps(value)
         finally:
             cloudpickle.unregister_pickle_by_value(main)
 
 
-_by_value = threading.RLock()  # a `__reduce__` may come here again
+_by_value = threading.RLock()  # reentrant: a `__reduce__` may call `dump_code`
 
 
 def _dumps(value: Any) -> bytes:
@@ -275,21 +275,21 @@ def _dumps(value: Any) -> bytes:
 
 
 def load(data: Buffer) -> Any:
-    """Unpickle what `dump` or `dump_code` made.
+    """Unpickle data of `dump` or `dump_code`.
 
     Raises:
-        WireError: if it does not unpickle, whatever the reason; the reason is the error's cause.
+        WireError: if it does not unpickle, for whatever reason; the reason is the error's cause.
     """
-    value, exc = tried(pickle.loads, data)
+    value, exc = try_call(pickle.loads, data)
     if exc is not None:
         raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
     return value
 
 
-def tried(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
-    """Call what may run anybody's code, as unpickling does: gives what it returns, and what it raises.
+def try_call(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """Call a function that may run user code, as unpickling does; return its result and the exception it raised.
 
-    That is whatever it may be, since a module that is imported may call `sys.exit`; but Ctrl-C goes on.
+    All exceptions but KeyboardInterrupt are caught, since an imported module may call `sys.exit`.
     """
     try:
         return function(*args), None
@@ -300,43 +300,43 @@ def tried(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException 
 
 
 def reason_of(exc: BaseException) -> str:
-    """The type and message of an exception, whatever its `__str__` does."""
+    """Return the type and message of an exception, even if its `__str__` raises."""
     return f"{type(exc).__name__}: {message_of(exc)}"
 
 
 def message_of(exc: BaseException) -> str:
-    """The message of an exception, whatever its `__str__` does."""
+    """Return the message of an exception, even if its `__str__` raises."""
     try:
         return str(exc)
-    except BaseException:  # what is wrong with it is no reason for the process to end
+    except BaseException:  # even SystemExit: a broken `__str__` must not end the process
         return "(its __str__ raised)"
 
 
 def traceback_of(exc: BaseException) -> str:
-    """The traceback of an exception as text, whatever it is made of."""
+    """Return the traceback of an exception as text, even if Python can't format it."""
     try:
         return "".join(traceback.format_exception(exc))
-    except Exception as why:  # a SyntaxError whose line is no text, say
+    except Exception as why:  # for example a SyntaxError whose line is no text
         frames = "".join(traceback.format_tb(exc.__traceback__))
         return f"Traceback (most recent call last):\n{frames}{reason_of(exc)}\n(no more: {reason_of(why)})\n"
 
 
 def load_code(data: Buffer) -> Any:
-    """Unpickle a factory or a service; what its modules raise when they are imported comes out as it is."""
+    """Unpickle a factory or a service; exceptions of modules that it imports propagate unchanged."""
     return pickle.loads(data)
 
 
 # ------------------------------------------------------------ log records
 
-# Of ASCII's separators, which nobody prints: one before a record and between its parts, one in place of line ends.
+# ASCII separators, which envs don't print: one before a record and between its parts, one in place of line ends.
 _PART, _LINE = "\x1e", "\x1d"
 
-_MAX_SAID = 100  # who has something new to warn of in every step is not heard for ever
-_MAX_CHARS = 8000  # as the parent cuts longer lines
+_MAX_WARNINGS = 100  # so an env with a new warning in every step does not flood the log
+_MAX_CHARS = 8000  # less than the length at which the parent splits lines
 
 
 class LogLine(NamedTuple):
-    """A log record: what travels of it."""
+    """The parts of a log record that are sent to the parent."""
 
     level: int
     logger: str
@@ -344,7 +344,7 @@ class LogLine(NamedTuple):
 
 
 def pack_log_line(record: LogLine) -> bytes:
-    """A record as a line."""
+    """Encode a record as one line of output."""
     text = record.text.replace("\r", "").replace("\n", _LINE)
     half = _MAX_CHARS // 2
     if len(text) > _MAX_CHARS:
@@ -354,7 +354,7 @@ def pack_log_line(record: LogLine) -> bytes:
 
 
 def unpack_log_line(line: str) -> LogLine | None:
-    """The record of a line, without its end; None if it is none."""
+    """Decode a line without its end; return None if it is no record."""
     if not line.startswith(_PART):
         return None
     try:
@@ -365,17 +365,17 @@ def unpack_log_line(line: str) -> LogLine | None:
 
 
 def readable_log_line(line: str) -> str:
-    """A line as people read it."""
+    """Return a line as text for people, whether it is a record or not."""
     match unpack_log_line(line):
         case LogLine(level, logger, text):
             return f"{logging.getLevelName(level)}:{logger}:{text}"
     return line
 
 
-def is_new_warning(line: str, said: set[str]) -> bool:
-    """Whether this has not been said yet, numbers aside; from now on it has."""
+def is_new_warning(line: str, seen: set[str]) -> bool:
+    """Return whether a warning is new, numbers aside, and add it to the warnings seen."""
     text = re.sub(r"\d+", "", line)
-    if text in said or len(said) >= _MAX_SAID:
+    if text in seen or len(seen) >= _MAX_WARNINGS:
         return False
-    said.add(text)
+    seen.add(text)
     return True

@@ -1,9 +1,9 @@
-"""What can be read of a message of which a part can't: a second try, after `messages.load` has failed.
+"""Partial unpickling: load the readable part of a message after `messages.load` has failed.
 
-A value may pickle where it is made and still not unpickle here: its `__setstate__` raises, or its module can't be
-imported. One such value must not cost the rest of the message. So the pickle is read again by Python's own unpickler,
-which is slow but can be asked to go on: whatever raises leaves an `Unreadable` in its place, and so does whatever
-would have been made of one.
+A value may pickle in the worker and still not unpickle here: its `__setstate__` raises, or its module can't be
+imported. One such value must not cost the rest of the message. So the message is loaded again by the pure-Python
+unpickler, which is slow but can be extended to go on after an error. Each value that raises is replaced by an
+`Unreadable`, and so is each object that would have been built from one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from aioenv.errors import WireError
 from aioenv.ipc.frames import Buffer
-from aioenv.ipc.messages import reason_of, tried
+from aioenv.ipc.messages import reason_of, try_call
 
-__all__ = ["Unreadable", "find_unreadable", "salvage"]
+__all__ = ["Unreadable", "find_unreadable", "load_partially"]
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
@@ -26,8 +26,8 @@ class Unreadable:
     """Stands for a value that does not unpickle.
 
     Attributes:
-        exc: what it raised.
-        target: what would have been changed by the call that raised, if it was one that changes its argument.
+        exc: the exception that was raised.
+        target: the first argument of the call that raised, which the call would have modified; None if there is none.
     """
 
     def __init__(self, exc: BaseException, target: Any = None) -> None:
@@ -36,7 +36,7 @@ class Unreadable:
 
 
 def find_unreadable(value: Any) -> Unreadable | None:
-    """The first one that a value is, or that stands in its lists, tuples, dicts and sets; None if there is none."""
+    """Return the first `Unreadable` in a value and its nested lists, tuples, dicts and sets; None if there is none."""
     seen: set[int] = set()
     todo = [value]
     while todo:
@@ -49,18 +49,18 @@ def find_unreadable(value: Any) -> Unreadable | None:
     return None
 
 
-def salvage(data: Buffer, frame: Iterable[type]) -> Any:
-    """Unpickle what can be unpickled.
+def load_partially(data: Buffer, containers: Iterable[type]) -> Any:
+    """Unpickle the readable parts of a message.
 
     Args:
         data: a pickle.
-        frame: classes, beside lists, tuples, dicts and sets, that stay what they are though a part of them
-            is unreadable. Objects of any other class are unreadable as a whole then.
+        containers: classes, besides lists, tuples, dicts and sets, whose objects are kept although a part of them is
+            unreadable. An object of any other class is then unreadable as a whole.
 
     Raises:
-        WireError: if nothing can be made of it.
+        WireError: if the message as a whole can't be unpickled.
     """
-    value, exc = tried(_Salvager(io.BytesIO(data), frozenset(frame)).load)
+    value, exc = try_call(_PartialUnpickler(io.BytesIO(data), frozenset(containers)).load)
     if exc is not None:
         raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
     return value
@@ -69,35 +69,35 @@ def salvage(data: Buffer, frame: Iterable[type]) -> Any:
 _Python: Any = pickle._Unpickler
 
 
-class _Salvager(_Python):  # type: ignore[misc]
-    """Goes on where an unpickler would raise."""
+class _PartialUnpickler(_Python):  # type: ignore[misc]
+    """An unpickler that goes on after an error."""
 
     stack: list[Any]
     metastack: list[list[Any]]
     memo: dict[int, Any]
 
-    def __init__(self, file: io.BytesIO, frame: frozenset[type]) -> None:
+    def __init__(self, file: io.BytesIO, containers: frozenset[type]) -> None:
         super().__init__(file)
-        self._frame = frame
+        self._containers = containers
 
     def find_class(self, module: str, name: str) -> Any:
-        value, exc = tried(super().find_class, module, name)
+        value, exc = try_call(super().find_class, module, name)
         return value if exc is None else _unreadable(exc)
 
     def _make(self, opcode: Callable[[Any], None], operands: int) -> None:
-        """An opcode that takes operands from the stack and puts what it makes of them there."""
+        """Run an opcode that replaces operands on the stack by an object made of them."""
         base = len(self.stack) - operands
         maker, *_, last = taken = self.stack[base:]
-        found = None if isinstance(maker, type) and maker in self._frame else find_unreadable(taken)
+        found = None if isinstance(maker, type) and maker in self._containers else find_unreadable(taken)
         if found is None:
-            _, exc = tried(opcode, self)
+            _, exc = try_call(opcode, self)
             if exc is None:
                 return
             found = _unreadable(exc, last[0] if type(last) is tuple and last else None)
         self.stack[base:] = [found]
 
     def _change(self, opcode: Callable[[Any], None], operands: int | None) -> None:
-        """An opcode that puts operands into the object below them: so many, or (None) those after the mark."""
+        """Run an opcode that puts operands into the object below them: that many, or (None) those after the mark."""
         if operands is None:
             below, given = self.metastack[-1], list(self.stack)
         else:
@@ -108,17 +108,17 @@ class _Salvager(_Python):  # type: ignore[misc]
         if found is None and type(changed) not in _CONTAINERS:
             found = find_unreadable(given)
         if found is None:
-            _, exc = tried(opcode, self)
+            _, exc = try_call(opcode, self)
             if exc is None:
                 return
             found = _unreadable(exc)
         if self.stack is not below:
             self.pop_mark()
         del below[base:]
-        self._spoil(changed, found)
+        self._mark_unreadable(changed, found)
 
-    def _spoil(self, value: Any, found: Unreadable) -> None:
-        """An object is half made: whatever refers to it from now on finds that it is unreadable."""
+    def _mark_unreadable(self, value: Any, found: Unreadable) -> None:
+        """Replace a half-made object, wherever it is referred to, by its `Unreadable`."""
         for items in (self.stack, *self.metastack):
             items[:] = [found if item is value else item for item in items]
         for key, item in self.memo.items():
@@ -126,20 +126,20 @@ class _Salvager(_Python):  # type: ignore[misc]
                 self.memo[key] = found
 
     def _pop(self, opcode: Callable[[Any], None]) -> None:
-        """What a call returned is not wanted: it was made for what it does to its first argument."""
+        """Run POP: if a call for its side effect failed, the argument that it should have modified is unreadable."""
         top = self.stack[-1] if self.stack else None
         opcode(self)
         if type(top) is Unreadable and top.target is not None:
-            self._spoil(top.target, top)
+            self._mark_unreadable(top.target, top)
 
 
 def _unreadable(exc: BaseException, target: Any = None) -> Unreadable:
     if exc.__traceback__ is not None:
-        exc.__traceback__ = exc.__traceback__.tb_next  # our own frame would keep the whole message
+        exc.__traceback__ = exc.__traceback__.tb_next  # this module's frame would keep the whole message alive
     return Unreadable(exc, target)
 
 
-def _going_on() -> dict[int, Callable[[Any], None]]:
+def _extended_opcodes() -> dict[int, Callable[[Any], None]]:
     table: dict[int, Callable[[Any], None]] = dict(_Python.dispatch)
 
     def made(code: bytes, operands: int) -> None:
@@ -162,4 +162,4 @@ def _going_on() -> dict[int, Callable[[Any], None]]:
     return table
 
 
-_Salvager.dispatch = _going_on()
+_PartialUnpickler.dispatch = _extended_opcodes()

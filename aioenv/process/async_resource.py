@@ -1,4 +1,4 @@
-"""The life of what has workers, from before its start until it is closed or forgotten."""
+"""`AsyncResource`: an object with workers, from its start until it is closed or garbage-collected; internal tasks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from aioenv.errors import ClosedError, LoopError
 
-__all__ = ["AsyncResource", "own_task", "to_the_end", "together"]
+__all__ = ["AsyncResource", "gather_internal", "internal_task", "wait_through_cancel"]
 
 T = TypeVar("T")
 
 
-def own_task(coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-    """A task on the running loop that `asyncio.all_tasks()` does not tell of.
+def internal_task(coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+    """Start a task on the running loop that `asyncio.all_tasks()` does not list.
 
-    Who cancels all tasks, as `asyncio.run` does when its main coroutine has returned, means those of the program: one
-    that is cancelled so may still have to close a vector env, and waits for the end of workers, of which tasks like
-    this know. What is left of it when its loop is closed ends with it, silently.
+    `asyncio.run` cancels all tasks once its main coroutine has returned. A task that is cancelled then may still have
+    to close a vector env, and wait for the end of workers, which internal tasks report. An internal task that is left
+    when its loop is closed ends with the loop, silently.
     """
     task = asyncio.get_running_loop().create_task(coroutine, name=name)
     asyncio._unregister_task(task)  # see "Extending" in asyncio's documentation
@@ -30,16 +30,16 @@ def own_task(coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> a
     return task
 
 
-def together(*coroutines: Coroutine[Any, Any, T]) -> asyncio.Future[list[T]]:
-    """As `asyncio.gather`, of tasks of one's own."""
-    return asyncio.gather(*map(own_task, coroutines))
+def gather_internal(*coroutines: Coroutine[Any, Any, T]) -> asyncio.Future[list[T]]:
+    """Gather coroutines as `asyncio.gather` does, in internal tasks."""
+    return asyncio.gather(*map(internal_task, coroutines))
 
 
-async def to_the_end(task: asyncio.Future[Any]) -> None:
-    """Wait for what takes little time, also if this is cancelled, however often; its error is not raised.
+async def wait_through_cancel(task: asyncio.Future[Any]) -> None:
+    """Wait for a short task, even if this is cancelled, however often; the task's error is not raised.
 
     Raises:
-        CancelledError: after that, if this was cancelled.
+        CancelledError: after the task's end, if this was cancelled.
     """
     cancelled = None
     while not task.done():
@@ -52,32 +52,32 @@ async def to_the_end(task: asyncio.Future[Any]) -> None:
 
 
 class AsyncResource:
-    """Something that is started by an await, belongs to the loop of that await, and must be closed.
+    """An object that is started by an await, belongs to the loop of that await, and must be closed.
 
-    Subclasses say what that means: `_start`, `_abandon`, and `close` by `_close_once`.
+    Subclasses implement `_start`, `_abandon`, and `close` by `_close_once`.
 
     Attributes:
         closed: whether `close` has been called, or the start has failed.
     """
 
-    closed = True  # until there is something to close
-    _noun: ClassVar[str]  # what errors call it
+    closed = True  # until `__init__` has finished
+    _noun: ClassVar[str]  # its name in errors
     _loop: asyncio.AbstractEventLoop | None = None
     _starting: asyncio.Task[None] | None = None
     _closing: asyncio.Task[None] | None = None
     _pid = -1  # of the process that started it
-    _owned = False  # by who closes it when both are forgotten
+    _owned = False  # whether another object closes it when both are garbage-collected
 
     def _start(self) -> Coroutine[Any, Any, None]:
-        """What starts it; called once, on its loop. If that is cancelled, or fails, nothing may be left of it."""
+        """Start it; called once, on its loop. If this is cancelled, or fails, it must leave nothing behind."""
         raise NotImplementedError
 
     def _abandon(self) -> None:
-        """Kill every process without waiting. It may not have been started to the end."""
+        """Kill every process without waiting. The start may not have finished."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End it."""
+        """Close it."""
         raise NotImplementedError
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -90,7 +90,7 @@ class AsyncResource:
         await self.close()
 
     async def _ensure_started(self) -> Self:
-        """Start it, once; whoever comes later waits for that too. If this is cancelled, it is ended."""
+        """Start it, or wait until it is started. If this is cancelled, it is closed."""
         self._check_open()
         loop = asyncio.get_running_loop()
         if self._loop is None:
@@ -98,7 +98,7 @@ class AsyncResource:
             self._pid = os.getpid()
             starting = self._start()
             _open.add(self)
-            self._starting = own_task(starting)
+            self._starting = internal_task(starting)
         self._check_loop()
         assert self._starting is not None
         try:
@@ -106,10 +106,10 @@ class AsyncResource:
         except asyncio.CancelledError:
             await self.close()
             task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # it is another who was cancelled, or has closed it
+            if task is not None and not task.cancelling():  # another task was cancelled, or has closed it
                 raise ClosedError(f"the {self._noun} was closed while it was being started") from None
             raise
-        except GeneratorExit:  # who waited here is no more, but what is being started is
+        except GeneratorExit:  # the awaiting coroutine was closed, but the start goes on
             raise
         except BaseException:
             self.closed = True
@@ -117,21 +117,21 @@ class AsyncResource:
         return self
 
     async def _close_once(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Close it, or wait until it is.
+        """Close it, or wait until it is closed.
 
-        If this is cancelled, it is abandoned, and what is left to do is waited for. If its loop is closed, its
-        processes are killed.
-
-        Raises:
-            LoopError: if this is another loop than the one that it was started on.
+        If this is cancelled, the processes are killed, and the rest of the work is waited for. If its loop is closed,
+        the processes are killed.
 
         Args:
-            end: ends what was started; called at most once.
+            end: does the work; called at most once.
+
+        Raises:
+            LoopError: if this is not the loop that it was started on.
         """
-        if self._loop is None or self._pid != os.getpid():  # a forked copy has nothing to end
+        if self._loop is None or self._pid != os.getpid():  # a forked copy owns nothing
             self.closed = True
             return
-        if self._loop.is_closed():  # nobody can wait for anything there any more
+        if self._loop.is_closed():  # nothing can be awaited there any more
             if not self.closed:
                 self.closed = True
                 _open.discard(self)
@@ -141,12 +141,12 @@ class AsyncResource:
         self.closed = True
         _open.discard(self)
         if self._closing is None:
-            self._closing = own_task(self._finish(end))
+            self._closing = internal_task(self._finish(end))
         try:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             self._abandon()
-            await to_the_end(self._closing)  # not for long: every process is being killed
+            await wait_through_cancel(self._closing)  # this is short: every process is being killed
             raise
 
     async def _finish(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -166,7 +166,7 @@ class AsyncResource:
 
     def __del__(self) -> None:
         if not self.closed and not self._owned and self._loop is not None and self._pid == os.getpid():
-            text = f"unclosed {self!r}; its workers were killed"  # while it still is
+            text = f"unclosed {self!r}; its workers were killed"  # its repr changes once it is closed
             self.closed = True
             self._abandon()
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
@@ -192,11 +192,11 @@ def _named(loop: Any) -> str:
     return f"<{type(loop).__name__} at {id(loop):#x}>"
 
 
-# Started and not closed: at the end of the program, before modules are taken down, their workers are killed.
+# Started and not closed: their workers are killed at the end of the program, before modules are torn down.
 _open: weakref.WeakSet[AsyncResource] = weakref.WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
+def _close_all() -> None:
     for each in list(_open):
         each.__del__()

@@ -1,7 +1,7 @@
-"""A child process of this one: whether it has ended, how, and what it has left to this process.
+"""A child process: its end, its exit code, the orphans that it leaves behind, and its memory.
 
-Exit codes are read here and not by `subprocess`, which says 0 where other code has taken them (`waitpid(-1)`), or the
-kernel has (SIGCHLD is ignored).
+Exit codes are read here and not by `subprocess`, which reports 0 if other code has reaped the child (`waitpid(-1)`), or
+the kernel has (SIGCHLD is ignored).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import NamedTuple
 
 __all__ = ["KERNEL_TELLS", "PIDFDS", "Child", "ProcessMemory", "kill_group", "process_memory", "reap_orphans"]
 
-_REAP_S = 2.0  # how long a killed process may take to be gone: a driver may hold it
-_ORPHANS_S = 0.25  # the same for those that it has started
+_REAP_S = 2.0  # how long a killed process may take to end: a driver may hold it
+_ORPHANS_S = 0.25  # the same for its orphans
 _PAUSE_S = 0.002
 
-# `ioctl(pidfd, PIDFD_GET_INFO, struct pidfd_info)` of Linux: a mask first, the exit code last, in 64 bytes.
+# Linux: `ioctl(pidfd, PIDFD_GET_INFO, struct pidfd_info)`; the mask is first, the exit code last, in 64 bytes.
 _GET_INFO, _INFO_BYTES, _EXIT, _EXIT_AT = 0xC040FF0B, 64, 1 << 3, 60
 _GET_CHILD_SUBREAPER = 37  # of prctl
 
 
 def _pidfds() -> bool:
-    """Whether there are pidfds: some sandboxes have none."""
+    """Return whether there are pidfds: some sandboxes have none."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return False
     try:
@@ -44,12 +44,12 @@ def _pidfds() -> bool:
 
 
 PIDFDS = _pidfds()
-# Whether the kernel tells the exit code of a process that another has reaped: from 6.15 on.
+# Whether the kernel tells the exit code of a process that another process has reaped: since Linux 6.15.
 KERNEL_TELLS = PIDFDS and tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
 
 
 def kill_group(pid: int, sig: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to a process that leads a group, and whatever it has started that is still in it."""
+    """Send a signal to the process group that a process leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(pid, sig)
@@ -58,19 +58,19 @@ def kill_group(pid: int, sig: signal.Signals = signal.SIGKILL) -> None:
 
 
 class Child:
-    """A child that leads a session of its own.
+    """A child process that leads a session of its own.
 
     Args:
-        process: what `subprocess` has started, just now.
+        process: the process, which has just been started.
 
     Attributes:
-        pid: its process id.
-        pidfd: a descriptor of it, which is readable when it has ended; None where there are none.
-        reaped: whether it has ended and its exit code was taken.
-        returncode: how it ended: its exit code, `-N` for signal N; None while it is not known.
+        pid: the process id.
+        pidfd: a descriptor of the process, readable when it has ended; None where the platform has none.
+        reaped: whether it has ended and its exit code was read.
+        returncode: the exit code, or `-N` for signal N; None while, or if, it is unknown.
 
     Raises:
-        OSError: if there is no room for the descriptor; the process is killed.
+        OSError: if there are no descriptors left; the process is killed.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -83,16 +83,16 @@ class Child:
             try:
                 self.pidfd = os.pidfd_open(process.pid)
             except OSError:
-                self.bury()
+                self.kill_and_reap()
                 raise
 
     @property
     def ended(self) -> bool:
         """Whether it has ended."""
-        return self.reaped or self._within(0)
+        return self.reaped or self._wait(0)
 
-    def _within(self, timeout_s: float) -> bool:
-        """Whether it ends within so many seconds."""
+    def _wait(self, timeout_s: float) -> bool:
+        """Wait for its end; return False after the timeout."""
         if self.pidfd is not None:
             return _is_ready(self.pidfd, select.POLLIN, timeout_s)
         try:
@@ -102,7 +102,7 @@ class Child:
         return True
 
     def reap(self) -> None:
-        """Take its exit code, once it has ended. Idempotent."""
+        """Read its exit code; it must have ended. Idempotent."""
         if self.reaped:
             return
         if self.pidfd is None:
@@ -111,23 +111,23 @@ class Child:
                 code = None
         else:
             try:
-                # by its descriptor: its number may be that of another child of this process by now
+                # by pidfd: if other code has reaped it, its number may belong to another child by now
                 ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
                 assert ended is not None
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
             except ChildProcessError:
                 code = exit_code(self.pidfd)
-        self._process.returncode = 0 if code is None else code  # else `subprocess` would look for it
+        self._process.returncode = 0 if code is None else code  # otherwise `subprocess` would wait for it
         self.returncode, self.reaped = code, True
 
-    def bury(self) -> None:
-        """Kill it with its group, and wait until they are gone and what became this process's is reaped.
+    def kill_and_reap(self) -> None:
+        """Kill it with its group, wait until they are gone, and reap it and the orphans that this process adopted.
 
-        It is not waited for ever: a driver may hold it.
+        The wait is bounded: a driver may hold a process for long.
         """
-        if not self.reaped:  # so the number is still its own
+        if not self.reaped:  # so the number has not been reused
             kill_group(self.pid)
-            if not self._within(_REAP_S):
+            if not self._wait(_REAP_S):
                 return
             self.reap()
         deadline = time.monotonic() + _ORPHANS_S
@@ -135,13 +135,13 @@ class Child:
             time.sleep(_PAUSE_S)
 
     def wake(self) -> None:
-        """Have it go on, if it was stopped (SIGSTOP)."""
+        """Continue it if it was stopped (SIGSTOP)."""
         if self.pidfd is not None:
             with contextlib.suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
 
     def close(self) -> None:
-        """Close its descriptor. Idempotent."""
+        """Close its pidfd. Idempotent."""
         pidfd, self.pidfd = self.pidfd, None
         if pidfd is not None:
             os.close(pidfd)
@@ -154,12 +154,12 @@ def _is_ready(fd: int, events: int, timeout_s: float) -> bool:
 
 
 def exit_code(pidfd: int) -> int | None:
-    """Ask the kernel how a process ended that another has reaped; None if it does not tell."""
+    """Ask the kernel for the exit code of a process that another process has reaped; None if it can't tell."""
     if not KERNEL_TELLS:
         return None
     import fcntl
 
-    _is_ready(pidfd, 0, 0.1)  # POLLHUP: it is reaped, and only then the kernel knows
+    _is_ready(pidfd, 0, 0.1)  # waits for POLLHUP, which means reaped: only then the kernel knows the code
     info = bytearray(_INFO_BYTES)
     struct.pack_into("<Q", info, 0, _EXIT)
     try:
@@ -175,28 +175,29 @@ def exit_code(pidfd: int) -> int | None:
 
 
 def reap_orphans(session: int) -> bool:
-    """Reap processes that this one has adopted from a session whose leader has been reaped, as far as they have ended.
+    """Reap the ended orphans of a session that this process has adopted; the session's leader must have been reaped.
 
-    Process 1 of a container adopts all orphans, and any process can ask for those of its descendants
-    (`PR_SET_CHILD_SUBREAPER`). No other children are touched: they are of other sessions.
+    Process 1 of a container adopts all orphans, and any process can adopt those of its descendants
+    (`PR_SET_CHILD_SUBREAPER`). Other children are not touched: they belong to other sessions.
 
     Returns:
-        Whether none of them still runs.
+        Whether none of the orphans still runs.
     """
     if not _adopts():
         return True
-    alone = True
-    with contextlib.suppress(ChildProcessError):  # there are no more of its group
+    all_gone = True
+    with contextlib.suppress(ChildProcessError):  # none is left in its group
         while os.waitpid(-session, os.WNOHANG)[0]:
             pass
-        alone = False
-    for pid in _children_of(session):  # such as have moved to other groups
+        all_gone = False
+    for pid in _children_of(session):  # those that have moved to other groups
         with contextlib.suppress(ChildProcessError):
-            alone &= bool(os.waitpid(pid, os.WNOHANG)[0])
-    return alone
+            all_gone &= bool(os.waitpid(pid, os.WNOHANG)[0])
+    return all_gone
 
 
 def _adopts() -> bool:
+    """Return whether this process adopts orphans."""
     if sys.platform != "linux":
         return False
     if os.getpid() == 1:
@@ -211,8 +212,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def _children_of(session: int) -> Iterator[int]:
-    """Children of this process that are of this session."""
-    with contextlib.suppress(OSError, ValueError):  # no /proc, or that of another namespace
+    """Yield the children of this process that belong to this session."""
+    with contextlib.suppress(OSError, ValueError):  # no /proc, or the /proc of another namespace
         if int(os.readlink("/proc/self")) != os.getpid():
             return
         for task in os.listdir("/proc/self/task"):
@@ -221,7 +222,7 @@ def _children_of(session: int) -> Iterator[int]:
                     children = file.read().split()
                 for pid in map(int, children):
                     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-                        # after the name, which may have parentheses: the state, the parent, the group, the session
+                        # after the name, which may contain parentheses: state, parent, group, session
                         if int(file.read().rpartition(b")")[2].split()[3]) == session:
                             yield pid
 
@@ -233,10 +234,10 @@ class ProcessMemory(NamedTuple):
     """The memory of one process, in bytes.
 
     Attributes:
-        rss: all that is mapped and in memory.
+        rss: all resident pages.
         pss: the same, with pages that n processes share counted as 1/n.
-        private_dirty: what it alone has and has written to: what one more process like it costs.
-        private_clean: what it alone has mapped of files.
+        private_dirty: pages that only this process has and has written to: the cost of one more such process.
+        private_clean: pages of files that only this process has mapped.
     """
 
     rss: int
@@ -246,14 +247,14 @@ class ProcessMemory(NamedTuple):
 
     @property
     def uss(self) -> int:
-        """All that it alone has. A file that a lone process has mapped counts, and no longer once others have too."""
+        """The pages that only this process has. A mapped file counts until another process maps it too."""
         return self.private_dirty + self.private_clean
 
 
 def process_memory(pid: int) -> ProcessMemory | None:
-    """The memory of a process, as the kernel sums it up in /proc; None if it is gone, or there is no /proc.
+    """Return the memory of a process from /proc; None if the process is gone, or there is no /proc.
 
-    The kernel walks all its pages for that: 2 to 10 ms for one with MuJoCo.
+    The kernel walks all of its pages: 2 to 10 ms for a process with MuJoCo.
     """
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")

@@ -1,4 +1,7 @@
-"""One process of a worker, from when it runs to when nothing is left of it, and the conversation with it."""
+"""The connection with one process of a worker: its outstanding requests, its replies, and its end.
+
+A reply is matched to its request by id, in `Connection._on_frame`, or by C for replies to plain steps.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,29 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aioenv.errors import SlotError, WireError
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind, new_tuple
-from aioenv.process.async_resource import own_task, to_the_end
+from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.channel import Channel
 from aioenv.process.output import OutputLog
 from aioenv.process.process import Process
 
-__all__ = ["Connection", "OnReply", "PendingReply", "Requests"]
+__all__ = ["Connection", "OnReply", "OutstandingRequests", "PendingReply"]
+
+_log = logging.getLogger("aioenv")
+
+# Between the end of a process and the end of its streams: its last bytes are read first, but a child process that holds
+# the streams open does not delay this.
+_LAST_BYTES_S = 0.25
+# Between the end of the stream and the end of the process: an interpreter takes this long to exit when CPUs are scarce,
+# and its exit code says more than a SIGKILL from here.
+_EXIT_S = 1.0
+_TERM_S = 1.0
+# How long a worker may take to print its stack: one that is stopped, or starved, does not.
+_STACK_S = 0.25
+# The first line of `faulthandler`'s output, the prefix of each frame, and a worker's outermost frame.
+_STACK, _FRAME, _OUTERMOST = "Stack (most recent call first)", '  File "', '  File "<string>", line 1 in <module>'
+# as `faulthandler` writes paths: non-ASCII characters are escaped, and links are not resolved
+_PACKAGE = str(Path(__file__).absolute().parents[1]).encode("ascii", "backslashreplace").decode()
+_OWN_FRAMES = tuple(f"{_FRAME}{_PACKAGE}/{layer}/" for layer in ("spaces", "state", "worker"))
 
 OnReply: TypeAlias = "Callable[[Frame | SlotError], None]"
 
@@ -27,100 +47,82 @@ class PendingReply(NamedTuple):
     """A request whose reply has not come.
 
     Attributes:
-        into: where the fixed part of the reply goes; None: into memory of its own.
-        on_reply: is called with the reply.
-        counted: a part, its whole, what takes the tail, and whether that is called where there is none, too. If the
-            reply is a RESULT, and the whole is `waiting`, all that `on_reply` would do beside that is that the part has
-            `arrived`, that one less of the whole is `open`, and that its `done` is resolved when none is. None: it
-            would do more.
+        into: the buffers for the fixed part of the reply; None: the reply has no fixed part.
+        on_reply: called with the reply.
+        fast_path: lets C process a RESULT without `on_reply`: the `WorkerRequest`, its `BatchRequest`, the function
+            that reads the payload, and whether to call it even if the payload is empty. While the `BatchRequest` is
+            `waiting`, C marks the `WorkerRequest` as `arrived`, counts `open` down, and resolves `done` at zero. None:
+            only `on_reply` can process the reply.
     """
 
     into: Sequence[memoryview] | None
     on_reply: OnReply
-    counted: tuple[Any, Any, Callable[[memoryview], None], bool] | None = None
+    fast_path: tuple[Any, Any, Callable[[memoryview], None], bool] | None = None
 
 
-class Requests:
-    """The requests of one process.
+class OutstandingRequests:
+    """The requests of one process that have not been answered.
 
-    C (`speedups.send_express`, `take_express`) adds to them and takes from them, too.
+    C (`speedups.send_express`, `take_express`) adds and removes requests too.
 
     Args:
-        generation: how often its worker has been started; all frames carry it.
+        generation: how often the worker has been started; all of its frames carry it.
 
     Attributes:
         generation: as given.
-        next: the id of the next one.
-        pending: those that have not been answered, by id.
-        abandoned: whether nobody waits for the replies any more.
+        next_id: the id of the next request.
+        pending: the requests that have not been answered, by id, the oldest first.
+        abandoned: whether no caller waits for the replies any more.
     """
 
-    __slots__ = ("abandoned", "generation", "next", "pending")
+    __slots__ = ("abandoned", "generation", "next_id", "pending")
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.next = 0
+        self.next_id = 0
         self.pending: dict[int, PendingReply] = {}
         self.abandoned = False
 
-    def number(self) -> int:
-        """An id for the next request."""
-        request = self.next
-        self.next = (request + 1) & 0xFFFFFFFF
+    def allocate_id(self) -> int:
+        """Return an id for the next request."""
+        request = self.next_id
+        self.next_id = (request + 1) & 0xFFFFFFFF
         return request
 
     def add(self, request: int, pending: PendingReply) -> None:
-        """This has been sent."""
+        """Add a request that has been sent."""
         self.pending[request] = pending
         self.abandoned = False
 
-    def place(self, header: Header) -> Sequence[memoryview] | None:
-        """Where the fixed part of a frame goes (see `Decoder`)."""
+    def buffers_for(self, header: Header) -> Sequence[memoryview] | None:
+        """Return the buffers for a frame's fixed part (see `Decoder`)."""
         pending = self.pending.get(header.request)
         if pending is None or header.kind is not Kind.RESULT or header.generation != self.generation:
             return None
         return pending.into
 
-    def expect(self) -> Sequence[memoryview] | None:
-        """Where that of the next one probably goes."""
+    def predict_buffers(self) -> Sequence[memoryview] | None:
+        """Return the buffers for the next frame's fixed part, if replies come in order (see `Decoder`)."""
         for pending in self.pending.values():
             return pending.into
         return None
 
 
-_log = logging.getLogger("aioenv")
-
-# Between the end of a process and the end of its streams: what it wrote before is read first, and a child of its
-# own that holds the streams open does not hold us.
-_LAST_BYTES_S = 0.25
-# Between the end of its stream and its own: an interpreter that has nobody to answer takes this long to go, when
-# CPUs are scarce, and its exit code says more than our SIGKILL.
-_EXIT_S = 1.0
-_TERM_S = 1.0
-# How long a worker may take to say where it is: one that is stopped, or was starved, does not.
-_WHERE_S = 0.25
-# How `faulthandler` begins what it prints, what each frame looks like, and the outermost one of a worker.
-_STACK, _FRAME, _OUTERMOST = "Stack (most recent call first)", '  File "', '  File "<string>", line 1 in <module>'
-# as it writes paths: what is not ASCII is escaped, and links are not followed
-_PACKAGE = str(Path(__file__).absolute().parents[1]).encode("ascii", "backslashreplace").decode()
-_OURS = tuple(f"{_FRAME}{_PACKAGE}/{layer}/" for layer in ("spaces", "state", "worker"))
-
-
 class Connection:
-    """A process and its channel.
+    """A process, from its launch until nothing is left of it, and its channel.
 
     Args:
         process: the process.
-        output: where what it prints goes.
-        name: goes into the names of tasks.
+        output: reads its output.
+        name: appears in the names of tasks.
         generation: all frames of this process carry it.
-        on_end: called once, when the process has ended and all that it wrote has been read.
+        on_end: called once, when the process has ended and everything that it wrote has been read.
 
     Attributes:
         on_images: called with each IMAGES frame.
-        requests: what has been asked of it and has not been answered.
-        channel: how frames get to it and back.
-        fault: how its stream was broken, if it was.
+        requests: its outstanding requests.
+        channel: its channel.
+        fault: the error that broke its stream; None while it is whole.
     """
 
     def __init__(
@@ -138,16 +140,16 @@ class Connection:
         self._process = process
         self._output = output
         self._on_end = on_end
-        self._told_to_end = False
+        self._asked_to_end = False
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self._gone = asyncio.Event()  # the process has ended, and everything about it is cleared away
-        self.requests = Requests(generation)
-        self.channel: Channel = process.channel(self.requests)
+        self._cleaned_up = asyncio.Event()  # the process has ended, and all of its resources are released
+        self.requests = OutstandingRequests(generation)
+        self.channel: Channel = process.open_channel(self.requests)
         self._last_row: int | None = None
-        self._frames = own_task(self._receive(), name=f"{name}: frames")
-        self._prints = own_task(output.pump(process.output), name=f"{name}: output")
-        self._watcher = own_task(self._watch(), name=f"{name}: watch")
+        self._frames_task = internal_task(self._receive(), name=f"{name}: frames")
+        self._output_task = internal_task(output.pump(process.output), name=f"{name}: output")
+        self._end_task = internal_task(self._watch(), name=f"{name}: watch")
 
     @property
     def pid(self) -> int:
@@ -156,44 +158,31 @@ class Connection:
 
     @property
     def returncode(self) -> int | None:
-        """How the process ended: its exit code, `-N` for signal N; None while it runs."""
+        """The exit code, or `-N` for signal N; None while it runs."""
         return self._process.returncode
 
     @property
     def stderr(self) -> str:
         """The last lines that it printed."""
-        return self._output.tail
+        return self._output.last_lines
 
     @property
     def row(self) -> int | None:
         """The row that it runs, or ran when it ended; None if none."""
-        marker = self._process.marker
-        return marker.row if marker is not None else self._last_row
+        current_row = self._process.current_row
+        return current_row.row if current_row is not None else self._last_row
 
     # ------------------------------------------------------------ requests
 
     def submit(
-        self, kind: Kind, fixed: Sequence[Buffer], tail: Buffer, into: Sequence[memoryview] | None, on_reply: OnReply
+        self, kind: Kind, fixed: Sequence[Buffer], payload: Buffer, into: Sequence[memoryview] | None, on_reply: OnReply
     ) -> int:
         """Send a request (see `Worker.submit`)."""
         requests = self.requests
-        request = requests.number()
-        self.channel.send(kind, request, requests.generation, fixed, tail)
+        request = requests.allocate_id()
+        self.channel.send(kind, request, requests.generation, fixed, payload)
         requests.add(request, new_tuple(PendingReply, (into, on_reply, None)))
         return request
-
-    def poll(self) -> None:
-        """Take replies that have come already, without waiting for the loop."""
-        self.channel.poll()
-
-    @property
-    def waitable(self) -> int | None:
-        """A descriptor to wait on for replies (see `Channel.waitable`)."""
-        return self.channel.waitable
-
-    def listen(self) -> None:
-        """Have the loop look for what comes from it, if it did not."""
-        self.channel.listen()
 
     def _on_frame(self, frame: Frame) -> None:
         requests = self.requests
@@ -208,26 +197,26 @@ class Connection:
             try:
                 pending.on_reply(frame)
             except BaseException:
-                requests.pending[frame.request] = pending  # it hears of the end that this brings, at least
+                requests.pending[frame.request] = pending  # the error ends the connection, which it is told of
                 raise
 
-    async def where(self) -> str:
-        """The Python frames that its main thread is in, the innermost first; "" if it does not say."""
+    async def current_stack(self) -> str:
+        """Return the Python frames of its main thread, the innermost first; "" if it does not print them in time."""
         lines: list[str] = []
-        said = asyncio.Event()
+        complete = asyncio.Event()
 
-        def hear(more: Sequence[str]) -> None:
+        def on_lines(more: Sequence[str]) -> None:
             lines.extend(more)
             if _OUTERMOST in more:
-                said.set()
+                complete.set()
 
-        self._output.listener = hear
+        self._output.listener = on_lines
         try:
-            if self._process.ask_where():
-                await _within(said, _WHERE_S)
+            if self._process.request_stack_dump():
+                await _wait_event(complete, _STACK_S)
         finally:
             self._output.listener = None
-        return "\n".join(_frames(lines))
+        return "\n".join(_env_frames(lines))
 
     # ------------------------------------------------------------ the end
 
@@ -237,92 +226,93 @@ class Connection:
         except WireError as exc:
             self.fault = exc
         except (ConnectionError, BrokenPipeError):
-            pass  # the process has ended; `_watch` says how
-        except Exception as exc:  # in handling a reply: nobody may wait for ever
+            pass  # the process has ended; `_watch` finds out how
+        except Exception as exc:  # in a reply's handler: no caller may wait forever
             self.fault = WireError(f"its reply could not be handled: {type(exc).__name__}: {exc}")
             _log.exception("a reply of %s could not be handled", self._name)
 
     async def _watch(self) -> None:
         try:
-            await self._see_the_end()
-        except GeneratorExit:  # its loop was closed: nobody else looks after the process
+            await self._await_end()
+        except GeneratorExit:  # the loop was closed: no other task ends the process
             self.abandon()
             raise
         finally:
             if not self._loop.is_closed():
-                self._gone.set()
+                self._cleaned_up.set()
 
-    async def _see_the_end(self) -> None:
-        """Wait for the end of the process or of its stream, whichever comes first; then clear everything away."""
-        process, frames = self._process, self._frames
-        exited = own_task(process.exited.wait())
+    async def _await_end(self) -> None:
+        """Wait for the end of the process or of its stream, whichever comes first; then release everything."""
+        process, frames = self._process, self._frames_task
+        exited = internal_task(process.exited.wait())
         await asyncio.wait([frames, exited], return_when=asyncio.FIRST_COMPLETED)
-        self.listen()
-        if not exited.done() and not self._told_to_end:
-            # a worker that has closed its stream, or broken it, is of no use any more
+        self.channel.enable_reader()
+        if not exited.done() and not self._asked_to_end:
+            # a worker that has closed its stream, or broken it, is of no more use
             await asyncio.wait([exited], timeout=_EXIT_S if self.fault is None else 0)
             if not exited.done():
                 if self.fault is None:
                     self.fault = WireError(f"it closed its end, and had not exited {_EXIT_S:g} s later")
                 process.signal(signal.SIGKILL)
-        await asyncio.wait([frames, self._prints], timeout=_LAST_BYTES_S)
+        await asyncio.wait([frames, self._output_task], timeout=_LAST_BYTES_S)
         exited.cancel()
         await process.reap()
         self._last_row = self.row
         self.channel.close()
         frames.cancel()
-        self._prints.cancel()
+        self._output_task.cancel()
         try:
             self._on_end(self)
         finally:
             await process.release()
 
-    async def end(self, grace_s: float, late: Callable[[], None]) -> None:
-        """The process has been asked to end: after `grace_s` seconds SIGTERM, a second later SIGKILL.
+    async def end(self, grace_s: float, on_late: Callable[[], None]) -> None:
+        """Wait for a process that was asked to end; after `grace_s` seconds SIGTERM, a second later SIGKILL.
 
-        If this is cancelled, it is killed at once.
+        If this is cancelled, the process is killed at once.
 
         Args:
             grace_s: in seconds.
-            late: called when these have passed.
+            on_late: called when these have passed.
         """
-        self._told_to_end = True
+        self._asked_to_end = True
         try:
-            if await _within(self._gone, grace_s):
+            if await _wait_event(self._cleaned_up, grace_s):
                 return
-            late()
+            on_late()
             self._process.signal(signal.SIGTERM)
-            if await _within(self._gone, _TERM_S):
+            if await _wait_event(self._cleaned_up, _TERM_S):
                 return
         finally:
             self.kill()
-        await self._gone.wait()
+        await self._cleaned_up.wait()
 
     def kill(self) -> None:
         """Kill the process and its group, without waiting."""
-        if not self._gone.is_set():
+        if not self._cleaned_up.is_set():
             self._process.signal(signal.SIGKILL)
 
-    async def gone(self) -> None:
-        """Wait until nothing is left; a cancellation waits for that too. The end must be near."""
-        await to_the_end(own_task(self._gone.wait()))
+    async def cleaned_up(self) -> None:
+        """Wait until nothing is left of the process, even if cancelled. It must have been killed, or be ending."""
+        await wait_through_cancel(internal_task(self._cleaned_up.wait()))
 
     def abandon(self) -> None:
         """Kill the process without a loop to wait on."""
-        if self._pid == os.getpid():  # a forked copy has nothing to end
+        if self._pid == os.getpid():  # a forked copy owns nothing
             if not self._loop.is_running():
                 self.channel.close()
             self._process.abandon()
 
 
-def _frames(lines: Sequence[str]) -> Iterator[str]:
-    """The frames in what `faulthandler` has printed, without those that every worker has."""
+def _env_frames(lines: Sequence[str]) -> Iterator[str]:
+    """Return the frames in `faulthandler`'s output, without this package's outer frames, which every worker has."""
     stack = dropwhile(lambda line: not line.startswith(_STACK), lines)
     frames = (line for line in stack if line.startswith(_FRAME))
-    return takewhile(lambda line: not line.startswith(_OURS), frames)
+    return takewhile(lambda line: not line.startswith(_OWN_FRAMES), frames)
 
 
-async def _within(event: asyncio.Event, timeout_s: float) -> bool:
+async def _wait_event(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event; return False after the timeout."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

@@ -1,4 +1,4 @@
-"""A running worker process as its parent sees it, whether it was spawned or forked."""
+"""A running worker process as its parent sees it, spawned or forked."""
 
 from __future__ import annotations
 
@@ -13,111 +13,112 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aioenv.ipc.forkserver_messages import SIZE, ExitedNotice, unpack
 from aioenv.ipc.memory import CurrentRow
-from aioenv.ipc.messages import WHERE
-from aioenv.process.channel import Channel, ScatterChannel, StreamsChannel
+from aioenv.ipc.messages import STACK_SIGNAL
+from aioenv.process.channel import Channel
 from aioenv.process.child import Child, exit_code, kill_group
 from aioenv.process.forkserver import ForkServer
 
 if TYPE_CHECKING:
-    from aioenv.process.connection import Requests
+    from aioenv.process.connection import OutstandingRequests
 
-__all__ = ["ForkedProcess", "Output", "PipeEnds", "Process", "SpawnedProcess", "Streams"]
+__all__ = ["ForkedProcess", "Output", "ParentEnds", "Process", "SpawnedProcess"]
 
 _REAP_S = 2.0  # how long the exit code may take to become known after the exit
 
-# What a channel is made of, on this side.
-Streams = tuple[asyncio.StreamWriter, asyncio.StreamReader] | socket.socket
-
 
 class Output(NamedTuple):
-    """What a process prints, and whether there is an end to it: set when the process has ended."""
+    """The output of a process.
+
+    Attributes:
+        reader: the stream of everything that it prints.
+        ended: set when the process has ended: no more output will come.
+    """
 
     reader: asyncio.StreamReader
     ended: asyncio.Event
 
 
 class Process(Protocol):
-    """A worker process.
+    """A worker process. Each launch method returns one (see `launch.py`).
 
     Attributes:
-        pid: its process id, and that of its process group.
-        output: what it prints.
+        pid: the process id, which is also the id of its process group.
+        output: everything that it prints.
         exited: set when it has ended. Where the platform can't tell, the end of its channel does.
-        marker: which row it runs; None once it is released, or where the platform has no such memory.
+        current_row: the row that it runs; None once it is released, or where the platform has no such memory.
     """
 
     pid: int
     output: Output
     exited: asyncio.Event
-    marker: CurrentRow | None
+    current_row: CurrentRow | None
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, `-N` for signal N; None while, or if, that is not known."""
+        """The exit code, or `-N` for signal N; None while it runs, or if it is unknown."""
 
-    def channel(self, requests: Requests) -> Channel:
-        """Its channel; to be called once."""
+    def open_channel(self, requests: OutstandingRequests) -> Channel:
+        """Return the channel; to be called once."""
 
     def signal(self, sig: signal.Signals) -> None:
-        """Send a signal to it, and to whatever it has started that is still in its process group."""
+        """Send a signal to the process, and to everything that it has started in its process group."""
 
-    def ask_where(self) -> bool:
-        """Have it print where it is; False if it can't be asked. What it has started is not."""
+    def request_stack_dump(self) -> bool:
+        """Make the process, not its children, print its stack; return False if it can't be asked."""
 
     async def reap(self) -> None:
-        """Once it has ended: wait until the exit code is known."""
+        """Wait until the exit code is known. The process must have ended."""
 
     async def release(self) -> None:
-        """Once it has ended: kill what it left behind in its process group, and free all that belongs to it."""
+        """Kill the rest of its process group, and free all of its resources. The process must have ended."""
 
     def abandon(self) -> None:
-        """Kill it without waiting; where its loop does not run, free all that belongs to it, too. Idempotent."""
+        """Kill the process without waiting; if its loop does not run, free its resources too. Idempotent."""
 
 
-class PipeEnds(NamedTuple):
-    """This side's ends of what a process and its parent talk by.
+class ParentEnds(NamedTuple):
+    """This side's ends of the connections to a process.
 
     Attributes:
-        ends: those of its channel.
-        output: what it prints.
-        marker: which row it runs; None where the platform has no such memory.
+        connect: makes the channel (see `ChannelEnds`).
+        output: the stream of everything that it prints.
+        current_row: the row that it runs; None where the platform has no such memory.
     """
 
-    ends: Streams
+    connect: Callable[[OutstandingRequests], Channel]
     output: asyncio.StreamReader
-    marker: CurrentRow | None
+    current_row: CurrentRow | None
 
 
 class _WatchedProcess:
-    """A process whose end its pidfd tells.
+    """A process whose end is reported by its pidfd.
 
     Args:
-        pid: its process id.
-        pidfd: its process, as a descriptor; None where there are none.
-        wires: what it is talked to by.
-        server: the fork server that forked it, or guards it; None where there is none.
-        close: closes the wires, also when the loop is closed.
+        pid: the process id.
+        pidfd: a descriptor of the process; None where the platform has none.
+        ends: this side's ends of the connections.
+        server: the fork server that forked it, or guards it; None where the platform has none.
+        close: closes the ends, even if the loop is closed.
     """
 
     def __init__(
-        self, pid: int, pidfd: int | None, wires: PipeEnds, server: ForkServer | None, close: Callable[[], None]
+        self, pid: int, pidfd: int | None, ends: ParentEnds, server: ForkServer | None, close: Callable[[], None]
     ) -> None:
         self.pid = pid
-        self.marker = wires.marker
+        self.current_row = ends.current_row
         self.exited = asyncio.Event()
-        self.output = Output(wires.output, self.exited)
-        self._ends = wires.ends
-        self._close_wires = close
+        self.output = Output(ends.output, self.exited)
+        self._connect = ends.connect
+        self._close_ends = close
         self._server = server
         self._pidfd = pidfd
         self._loop = asyncio.get_running_loop()
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._on_exit)
 
-    def channel(self, requests: Requests) -> Channel:
+    def open_channel(self, requests: OutstandingRequests) -> Channel:
         """See `Process`."""
-        ends = self._ends
-        return ScatterChannel(ends, requests) if isinstance(ends, socket.socket) else StreamsChannel(*ends, requests)
+        return self._connect(requests)
 
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`."""
@@ -127,21 +128,21 @@ class _WatchedProcess:
                 if os.getpgid(self.pid) != self.pid:  # an env has moved it into another group
                     signal.pidfd_send_signal(self._pidfd, sig)
 
-    def ask_where(self) -> bool:
+    def request_stack_dump(self) -> bool:
         """See `Process`."""
-        if WHERE is None or self._pidfd is None:
+        if STACK_SIGNAL is None or self._pidfd is None:
             return False
         with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(self._pidfd, WHERE)
+            signal.pidfd_send_signal(self._pidfd, STACK_SIGNAL)
             return True
         return False
 
     def _on_exit(self) -> None:
         self.exited.set()
-        if self._pidfd is not None:  # the kernel may yet be asked how it ended
+        if self._pidfd is not None:  # it stays open: the kernel may be asked for the exit code
             self._stop_reading(self._pidfd)
 
-    def _unwatch(self) -> None:
+    def _close_pidfd(self) -> None:
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             self._stop_reading(pidfd)
@@ -153,15 +154,15 @@ class _WatchedProcess:
 
     def _close(self) -> None:
         """Close all descriptors and memory of this side."""
-        self._unwatch()
-        self.marker = None
-        self._close_wires()
+        self._close_pidfd()
+        self.current_row = None
+        self._close_ends()
 
-    def _forsake(self) -> None:
-        """Do what would be done on its loop, if that does not run any more."""
+    def _free_if_loop_stopped(self) -> None:
+        """Free everything here if the loop, which would do it later, does not run any more."""
         if not self._loop.is_running():
             self._close()
-            if not self._loop.is_closed():  # if it runs again, nobody waits there
+            if not self._loop.is_closed():  # if it runs again, no task must wait there
                 self.exited.set()
 
     def _take_server(self) -> ForkServer | None:
@@ -170,23 +171,23 @@ class _WatchedProcess:
 
 
 class SpawnedProcess(_WatchedProcess):
-    """A process of its own: a child of this one.
+    """A child of this process.
 
     Args:
         child: the process.
-        wires, close: see `_WatchedProcess`.
-        guardian: who kills its group when this process is gone; None where there is none.
+        ends, close: see `_WatchedProcess`.
+        guardian: the fork server that kills its group when this process is gone; None where the platform has none.
     """
 
-    def __init__(self, child: Child, wires: PipeEnds, guardian: ForkServer | None, close: Callable[[], None]) -> None:
-        super().__init__(child.pid, child.pidfd, wires, guardian, close)
+    def __init__(self, child: Child, ends: ParentEnds, guardian: ForkServer | None, close: Callable[[], None]) -> None:
+        super().__init__(child.pid, child.pidfd, ends, guardian, close)
         self._child = child
         if child.pidfd is None:
             threading.Thread(target=self._wait, name=f"aioenv-wait-{self.pid}", daemon=True).start()
 
     def _wait(self) -> None:
         self._child.reap()
-        kill_group(self.pid)  # at once: nothing keeps its number any more
+        kill_group(self.pid)  # at once: the number may be reused from now on
         with contextlib.suppress(RuntimeError):  # the loop may be closed
             self._loop.call_soon_threadsafe(self._on_exit)
 
@@ -195,7 +196,7 @@ class SpawnedProcess(_WatchedProcess):
         """See `Process`."""
         return self._child.returncode
 
-    def _unwatch(self) -> None:
+    def _close_pidfd(self) -> None:
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             self._stop_reading(pidfd)
@@ -207,13 +208,13 @@ class SpawnedProcess(_WatchedProcess):
             async with asyncio.timeout(_REAP_S):
                 await self.exited.wait()
         if self.exited.is_set():
-            self._child.bury()
+            self._child.kill_and_reap()
 
     async def release(self) -> None:
         """See `Process`."""
         self._close()
         if (guardian := self._take_server()) is not None:
-            guardian.let_go(self.pid)
+            guardian.unguard(self.pid)
             await guardian.release()
 
     def abandon(self) -> None:
@@ -221,22 +222,19 @@ class SpawnedProcess(_WatchedProcess):
         if not self._child.reaped:
             self.signal(signal.SIGKILL)
         if (guardian := self._take_server()) is not None:
-            guardian.let_go(self.pid)
+            guardian.unguard(self.pid)
             guardian.abandon()
-        self._forsake()
-
-    def _forsake(self) -> None:
         if not self._loop.is_running():
-            self._child.bury()
-        super()._forsake()
+            self._child.kill_and_reap()
+        self._free_if_loop_stopped()
 
 
 class ForkedProcess(_WatchedProcess):
-    """A process that a fork server forked; the server reaps it and tells how it ended.
+    """A process that a fork server forked; the server reaps it and reports how it ended.
 
     Args:
-        pid, pidfd, wires, server, close: see `_WatchedProcess`.
-        status: where the server tells of its end.
+        pid, pidfd, ends, server, close: see `_WatchedProcess`.
+        status: the socket on which the server reports its end.
     """
 
     def __init__(
@@ -244,11 +242,11 @@ class ForkedProcess(_WatchedProcess):
         pid: int,
         pidfd: int,
         status: socket.socket,
-        wires: PipeEnds,
+        ends: ParentEnds,
         server: ForkServer,
         close: Callable[[], None],
     ) -> None:
-        super().__init__(pid, pidfd, wires, server, close)
+        super().__init__(pid, pidfd, ends, server, close)
         self.returncode: int | None = None
         self._status = status
         self._reaped = asyncio.Event()
@@ -261,7 +259,7 @@ class ForkedProcess(_WatchedProcess):
             message = unpack(data[SIZE.size :]) if data else None
         if isinstance(message, ExitedNotice):
             self.returncode = message.returncode
-        else:  # the server has ended: the kernel has killed its workers, and nobody what they had started
+        else:  # the server has ended: the kernel has killed its workers, but not the processes that they had started
             kill_group(self.pid)
             self.returncode = -signal.SIGKILL
         self._reaped.set()
@@ -287,7 +285,7 @@ class ForkedProcess(_WatchedProcess):
         super()._close()
 
     async def release(self) -> None:
-        """See `Process`. The server has killed its group, when the number could not mean another yet."""
+        """See `Process`. The server has killed its group before the number could be reused."""
         self._close()
         if (server := self._take_server()) is not None:
             await server.release()
@@ -298,4 +296,4 @@ class ForkedProcess(_WatchedProcess):
             self.signal(signal.SIGKILL)
         if (server := self._take_server()) is not None:
             server.abandon()
-        self._forsake()
+        self._free_if_loop_stopped()

@@ -1,4 +1,4 @@
-"""When a worker that died is started again: the policy, and what is left of its budget."""
+"""Restart workers whose processes died: the policy, the budget, and repeating the requests that were lost."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from numbers import Real
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioenv.errors import StartTimeout, WorkerDied
-from aioenv.process.async_resource import own_task
+from aioenv.process.async_resource import internal_task
 
 if TYPE_CHECKING:
     from aioenv.process.supervisor import Worker
 
 __all__ = ["RestartBudget", "RestartPolicy", "Restarter"]
 
-_LONGEST_DELAY_S = 30.0
+_log = logging.getLogger("aioenv")
+
+_MAX_DELAY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,16 @@ class RestartPolicy:
     (and from how often the worker was restarted), so that a run with the same faults is the same.
 
     Attributes:
-        max_restarts: so many in `within_s` seconds, and the next death is for good (`WorkerDied`). Each worker has
-            its own budget.
+        max_restarts: the number of restarts in `within_s` seconds after which the next death is final (`WorkerDied`).
+            Each worker has its own budget.
         within_s: in seconds.
-        backoff_s: the first restart in `within_s` comes at once, the second after so many seconds, the third after
+        backoff_s: the first restart in `within_s` comes at once, the second after this many seconds, the third after
             twice as many, and so on.
-        resume: slots go on where they were instead, as if nothing had happened. Only for envs that can: see
+        resume: whether slots continue where they were instead, as if nothing had happened. Only for envs that can: see
             `docs/reliability.md`.
 
     Raises:
-        ValueError: if a number is out of range, or an argument is of another kind.
+        ValueError: if a number is out of range, or an argument has another type.
     """
 
     max_restarts: int = 3
@@ -65,11 +67,11 @@ class RestartPolicy:
 
 
 class RestartBudget:
-    """The restarts that one worker may still have.
+    """The restarts that one worker has left.
 
     Args:
         policy: how many, and how fast.
-        clock: seconds that never go back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, policy: RestartPolicy, clock: Callable[[], float] = time.monotonic) -> None:
@@ -77,8 +79,8 @@ class RestartBudget:
         self._clock = clock
         self._times: deque[float] = deque()
 
-    def take(self) -> float | None:
-        """Take one restart: how many seconds to wait before it; None if there is none left."""
+    def next_delay(self) -> float | None:
+        """Use up one restart; return the delay before it, in seconds, or None if there is none left."""
         now, times, policy = self._clock(), self._times, self._policy
         while times and now - times[0] > policy.within_s:
             times.popleft()
@@ -87,28 +89,25 @@ class RestartBudget:
         times.append(now)
         if len(times) == 1:
             return 0.0
-        return min(policy.backoff_s * 2.0 ** (len(times) - 2), _LONGEST_DELAY_S)
+        return min(policy.backoff_s * 2.0 ** (len(times) - 2), _MAX_DELAY_S)
 
 
-_log = logging.getLogger("aioenv")
+class _QueuedRequest(NamedTuple):
+    """A request that was not answered."""
 
-
-class _Held(NamedTuple):
-    """A request that was not answered: what sends it again, and what is told if that can't be."""
-
-    again: Callable[[], None]
+    resend: Callable[[], None]
     fail: Callable[[WorkerDied], object]
 
 
 class Restarter:
-    """Restarts workers, each within its budget.
+    """Restarts workers, each within its budget, and repeats their unanswered requests.
 
     Args:
         workers: the workers.
-        policy: how often.
-        meaning: what a restart means, for the log.
-        restore: makes a new process what the old one was, as far as that is known.
-        lost: called when a worker is not started again any more, after a death that `begin` had accepted.
+        policy: the restart policy.
+        meaning: the consequence of a restart, for the log.
+        restore: restores the state of a worker whose new process is up, as far as the state is known.
+        lost: called when a worker is given up after `start_restart` had accepted its death.
     """
 
     def __init__(
@@ -125,98 +124,100 @@ class Restarter:
         self._restore = restore
         self._on_lost = lost
         self._budgets = {worker: RestartBudget(policy) for worker in workers}
-        self._held: dict[Worker, list[_Held]] = {worker: [] for worker in workers}
+        self._queued: dict[Worker, list[_QueuedRequest]] = {worker: [] for worker in workers}
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
-        self._lost: set[Worker] = set()  # not started again any more
+        self._disabled: set[Worker] = set()  # not to be restarted any more
 
-    def begin(self, worker: Worker, error: WorkerDied) -> bool:
-        """A worker has died: whether it is started again."""
+    def start_restart(self, worker: Worker, error: WorkerDied) -> bool:
+        """Start a task that restarts a worker that has died; return False if it is not restarted any more."""
         if worker in self._tasks:
             return True
-        if worker in self._lost:
+        if worker in self._disabled:
             return False
         delay_s = self._next_delay(worker, error)
         if delay_s is None:
             return False
-        self._tasks[worker] = own_task(self._bring_back(worker, delay_s), name=f"restart of {worker!r}")
+        self._tasks[worker] = internal_task(self._restart(worker, delay_s), name=f"restart of {worker!r}")
         return True
 
     def _next_delay(self, worker: Worker, error: Exception) -> float | None:
-        if worker in self._lost:
+        if worker in self._disabled:
             return None
-        delay_s = self._budgets[worker].take()
+        delay_s = self._budgets[worker].next_delay()
         policy = self._policy
         if delay_s is None:
-            self._lost.add(worker)
+            self._disabled.add(worker)
             error.add_note(f"It is not restarted any more: {policy.max_restarts} restarts in {policy.within_s:g} s.")
         else:
-            with contextlib.suppress(Exception):  # of a handler: it must not keep the worker from coming back
+            with contextlib.suppress(Exception):  # of a log handler, which must not prevent the restart
                 _log.warning("%s; it is restarted, %s", str(error).partition("\n")[0], self._meaning)
         return delay_s
 
-    def hold(
-        self, worker: Worker, error: WorkerDied | None, again: Callable[[], None], fail: Callable[[WorkerDied], object]
+    def queue_request(
+        self, worker: Worker, error: WorkerDied | None, resend: Callable[[], None], fail: Callable[[WorkerDied], object]
     ) -> bool:
-        """Keep a request for a worker that is, or is to be, started again.
+        """Queue a request for a worker that is being restarted, or has died and will be.
 
         Args:
-            error: how it has died over the request; None if it has not got it: it may be alive, but not restored.
-            again: sends it again; called once the worker is back.
-            fail: called if it does not come back.
+            worker: the worker.
+            error: the worker's death, which left the request unanswered. None: the request was not sent, since the
+                worker's state may not be restored yet.
+            resend: sends the request; called once the worker is restored.
+            fail: called if the worker is given up.
 
         Returns:
-            Whether one of the two will be called; if not, the worker is there, or is not started again.
+            Whether one of the two will be called. If not, the worker is up, or is not restarted any more.
         """
-        if not (worker in self._tasks if error is None else self.begin(worker, error)):
+        if not (worker in self._tasks if error is None else self.start_restart(worker, error)):
             return False
-        self._held[worker].append(_Held(again, fail))
+        self._queued[worker].append(_QueuedRequest(resend, fail))
         return True
 
     @property
     def busy(self) -> bool:
-        """Whether a worker is being started again just now."""
+        """Whether any worker is being restarted."""
         return bool(self._tasks)
 
-    def restarts(self, worker: Worker) -> bool:
-        """Whether this one is."""
+    def is_restarting(self, worker: Worker) -> bool:
+        """Return whether this worker is being restarted."""
         return worker in self._tasks
 
-    def forsake(self, worker: Worker) -> None:
-        """Don't start this worker again."""
-        self._lost.add(worker)
+    def disable_restart(self, worker: Worker) -> None:
+        """Never restart this worker again."""
+        self._disabled.add(worker)
 
-    async def settled(self, worker: Worker) -> None:
-        """Wait until a worker is back, or given up, if it is being started again."""
+    async def wait_restarted(self, worker: Worker) -> None:
+        """Wait until a worker is restored or given up, if it is being restarted."""
         if (task := self._tasks.get(worker)) is not None:
             await asyncio.wait([task])
 
-    async def _bring_back(self, worker: Worker, delay_s: float) -> None:
+    async def _restart(self, worker: Worker, delay_s: float) -> None:
         while True:
             try:
                 await asyncio.sleep(delay_s)
-                if worker not in self._lost:
+                if worker not in self._disabled:
                     await worker.restart()
-                if worker in self._lost:  # nobody wants it any more; what was being started then nobody could kill
-                    await worker.put_down("nobody wanted it any more")
+                if worker in self._disabled:  # since then; while the process was starting, it could not be killed
+                    await worker.kill_and_wait("it is not restarted any more")
                     del self._tasks[worker]
                     self._give_up(worker, None)
                     return
                 await self._restore_in_time(worker)
                 break
-            except Exception as exc:  # whatever it is: nobody may wait for ever
-                await worker.put_down("what it knew could not be restored")
-                another = self._next_delay(worker, exc)
-                if another is None:
+            except Exception as exc:  # of any kind: no request may wait forever
+                await worker.kill_and_wait("its state could not be restored")
+                next_delay_s = self._next_delay(worker, exc)
+                if next_delay_s is None:
                     del self._tasks[worker]
                     self._give_up(worker, exc)
                     return
-                delay_s = another
+                delay_s = next_delay_s
         del self._tasks[worker]
-        for held in self._take_held(worker):
-            held.again()
+        for request in self._take_queued(worker):
+            request.resend()
 
     async def _restore_in_time(self, worker: Worker) -> None:
-        """Envs that hang where they are put back into their states must not keep whoever waits for ever."""
+        """Restore a worker within its start timeout: an env may hang in it."""
         limit = asyncio.timeout(worker.start_timeout_s)
         try:
             async with limit:
@@ -227,30 +228,30 @@ class Restarter:
             message = f"{worker!r} was started again, but not restored within start_timeout_s={worker.start_timeout_s}"
             raise StartTimeout(message, slots=worker.slots, pid=worker.pid, stderr=worker.stderr) from None
 
-    def _take_held(self, worker: Worker) -> list[_Held]:
-        held, self._held[worker] = self._held[worker], []
-        return held
+    def _take_queued(self, worker: Worker) -> list[_QueuedRequest]:
+        queued, self._queued[worker] = self._queued[worker], []
+        return queued
 
     def _give_up(self, worker: Worker, cause: Exception | None) -> None:
-        for held in self._take_held(worker):
-            held.fail(self._death(worker, cause))
-        self._on_lost(worker, self._death(worker, cause))
+        for request in self._take_queued(worker):
+            request.fail(self._death_error(worker, cause))
+        self._on_lost(worker, self._death_error(worker, cause))
 
-    def _death(self, worker: Worker, cause: Exception | None) -> WorkerDied:
-        error = worker.death()
+    def _death_error(self, worker: Worker, cause: Exception | None) -> WorkerDied:
+        error = worker.death_error()
         error.__cause__ = cause
         for note in getattr(cause, "__notes__", ()):
             error.add_note(note)
         return error
 
     def abandon(self) -> None:
-        """Start nothing again any more, without a loop to wait on."""
-        self._lost.update(self._budgets)
+        """Restart no worker any more, without a loop to wait on."""
+        self._disabled.update(self._budgets)
 
     async def close(self) -> None:
-        """Start nothing again any more; requests that are held fail with the death of their worker."""
+        """Restart no worker any more; queued requests fail with the death of their worker."""
         tasks, self._tasks = self._tasks, {}
-        self._lost.update(self._budgets)
+        self._disabled.update(self._budgets)
         for task in tasks.values():
             task.cancel()
         if tasks:

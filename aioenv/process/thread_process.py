@@ -1,4 +1,4 @@
-"""A worker that is no process but a thread of this one, for debugging: breakpoints in envs stop at this terminal."""
+"""A worker that is a thread of this process, for debugging: breakpoints in envs stop at this terminal."""
 
 from __future__ import annotations
 
@@ -17,87 +17,89 @@ from aioenv.process.channel import Channel, ScatterChannel
 from aioenv.process.process import Output
 
 if TYPE_CHECKING:
-    from aioenv.process.connection import Requests
+    from aioenv.process.connection import OutstandingRequests
 
-__all__ = ["RunHere", "ThreadProcess"]
+__all__ = ["ThreadProcess", "ThreadTarget"]
 
 _log = logging.getLogger("aioenv")
 
-# The loop of a worker: called on the thread with its descriptor of the channel, the cell of its marker, and a
-# descriptor of shared memory, which it closes; None if there is no such memory.
-RunHere = Callable[[int, memoryview, int | None], None]
+# The main function of a worker, called on the thread with the descriptor of the channel, the cell of its current row,
+# and a descriptor of shared memory, which it closes; None if there is no such memory.
+ThreadTarget = Callable[[int, memoryview, int | None], None]
 
-# How long a thread may take to see that its channel is closed, in seconds: longer if its env runs.
+# How long a thread may take to notice that its channel is closed, in seconds. It takes longer while its env runs.
 _END_S = 0.2
 _JOIN_S = 1.0
 
 
 class ThreadProcess:
-    """A thread in the place of a process (see `Process`): the same frames, over a socketpair.
+    """A thread in place of a process (see `Process`): the same frames, over a socketpair.
 
-    Its end is the end of its channel. It can't be killed: one that hangs in an env is left to itself, as a daemon,
-    which does not keep the program from ending.
+    It ends when its channel ends. It can't be killed: a thread that hangs in an env is left running, as a daemon, which
+    does not keep the program from ending.
 
     Args:
-        mine, theirs: the two ends of the channel.
-        memory: what is shared with it, a descriptor of its own.
-        run: what it does.
-        name: of the thread.
+        ours, theirs: the two ends of the channel.
+        memory: a descriptor of shared memory that the thread owns; None: it shares none.
+        target: the function that it runs.
+        name: the name of the thread.
     """
 
-    def __init__(self, mine: socket.socket, theirs: socket.socket, memory: int | None, run: RunHere, name: str) -> None:
+    def __init__(
+        self, ours: socket.socket, theirs: socket.socket, memory: int | None, target: ThreadTarget, name: str
+    ) -> None:
         self.pid = os.getpid()
         self.returncode: int | None = None
-        self.marker: CurrentRow | None = CurrentRow(None)
+        self.current_row: CurrentRow | None = CurrentRow(None)
         self.exited = asyncio.Event()
-        nothing = asyncio.StreamReader()  # what it prints goes where this process prints
-        nothing.feed_eof()
-        self.output = Output(nothing, self.exited)
+        no_output = asyncio.StreamReader()  # a thread prints where this process prints
+        no_output.feed_eof()
+        self.output = Output(no_output, self.exited)
         self._loop = asyncio.get_running_loop()
-        self._mine = mine
+        self._ours = ours
         self._theirs = theirs
         self._name = name
-        work = (run, theirs.fileno(), self.marker.cell, memory)
-        self._thread = threading.Thread(target=self._work, args=work, name=f"aioenv-{name}", daemon=True)
+        args = (target, theirs.fileno(), self.current_row.cell, memory)
+        self._thread = threading.Thread(target=self._run, args=args, name=f"aioenv-{name}", daemon=True)
         self._thread.start()
 
-    def _work(self, run: RunHere, fd: int, mark: memoryview, memory: int | None) -> None:
+    def _run(self, target: ThreadTarget, fd: int, current_row: memoryview, memory: int | None) -> None:
         code: int | None = None
         try:
-            run(fd, mark, memory)
+            target(fd, current_row, memory)
             code = 0
         except SystemExit as exc:
             code = exc.code if isinstance(exc.code, int) else 1
         finally:
-            self._theirs.close()  # here alone, or somebody else's descriptor might have its number by then
+            self._theirs.close()  # only here: closed elsewhere, its number might belong to another file by now
             with contextlib.suppress(RuntimeError):  # the loop may be closed
-                self._loop.call_soon_threadsafe(self._end, code)
+                self._loop.call_soon_threadsafe(self._on_end, code)
 
-    def _end(self, code: int | None) -> None:
+    def _on_end(self, code: int | None) -> None:
         if not self.exited.is_set():
             self.returncode = code
             self.exited.set()
 
-    def channel(self, requests: Requests) -> Channel:
+    def open_channel(self, requests: OutstandingRequests) -> Channel:
         """See `Process`."""
-        return ScatterChannel(self._mine, requests)
+        return ScatterChannel(self._ours, requests)
 
     def signal(self, sig: signal.Signals) -> None:
-        """See `Process`: whatever the signal, its channel is closed, which it sees when it next reads or writes."""
+        """See `Process`. Any signal closes the channel, which the thread notices at its next read or write."""
         self.abandon()
 
-    def ask_where(self) -> bool:
-        """See `Process`: a debugger can tell."""
+    def request_stack_dump(self) -> bool:
+        """See `Process`: a debugger shows the stack."""
         return False
 
     async def reap(self) -> None:
-        """See `Process`. One that hangs in an env is not waited for."""
+        """See `Process`. A thread that hangs in an env is not waited for."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self.exited.wait()
         if self.exited.is_set():
             return
-        with contextlib.suppress(Exception):  # of a handler: its end must be told
+        with contextlib.suppress(Exception):  # of a log handler: the end must be reported
             _log.warning(
                 "%s has not ended: a thread can't be killed, so it is left to itself (it is a daemon, and does not "
                 "keep the program from ending); without debug=True envs live in processes, which can be killed",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sys import getrefcount
 from typing import Any, NamedTuple
 
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.rendering.images import ImageArrays, allocate, map_arrays, shared_size
 from aioenv.spaces.layout import byte_view
 from aioenv.worker.worker_context import map_memory_part
@@ -89,7 +89,7 @@ class ImageMemory:
         shared: the memory, which grows; None if there is none.
     """
 
-    def __init__(self, shared: Shared | None) -> None:
+    def __init__(self, shared: SharedMemory | None) -> None:
         self._shared = shared
         self._kept: list[_Block] = []  # the most recently used last
 

@@ -276,7 +276,7 @@ class RenderQueue:
             chunk.fail(error)
         elif not chunk.failed:
             assert isinstance(outcome, Frame)
-            chunk.job.on_drawn(chunk.rows, staged, load_seconds(outcome.tail))
+            chunk.job.on_drawn(chunk.rows, staged, load_seconds(outcome.payload))
         self._send_more()
 
     def _on_death_over(self, chunk: _Chunk, death: SlotError) -> None:
@@ -300,15 +300,15 @@ class RenderQueue:
         chunk, most = self._in_flight[0], self._policy.max_redraws
         if self._late_error is not None and most is not None and chunk.deaths >= most:
             chunk.fail(self._late_error)  # now, not when the process is gone
-        self._worker.strike(f"it finished no image for timeout_s={self._policy.timeout_s}")
+        self._worker.kill(f"it finished no image for timeout_s={self._policy.timeout_s}")
 
     # ------------------------------------------------------------ the worker's end
 
     def on_death(self, worker: Worker) -> None:
         """Have the worker restarted, after its requests have failed with its death."""
         self._down = self._watchdog.first = True
-        death = worker.death()
-        if self._restarter is None or not self._restarter.hold(worker, death, self._on_back, self._on_lost):
+        death = worker.death_error()
+        if self._restarter is None or not self._restarter.queue_request(worker, death, self._on_back, self._on_lost):
             self._on_lost(death)
 
     def _on_back(self) -> None:
@@ -347,7 +347,7 @@ def _reply_error(worker: Worker, outcome: Frame | SlotError) -> RenderError | No
             error.add_note(note)
         return error
     if outcome.kind is Kind.FAILURE:
-        failure = load(outcome.tail)
+        failure = load(outcome.payload)
         text = f"{failure.type_name}: {failure.message}\n{failure.traceback}"
         return RenderError(f"render worker {worker.index} failed: {text}")
     return None

@@ -93,7 +93,7 @@ class RenderService:
         size = self._renderer.state_size
         data = bytearray().join(frame.fixed)  # MuJoCo 3 takes no state that is read-only
         states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * size), size)
-        request = load_request(frame.tail)
+        request = load_request(frame.payload)
         if request.settings is not None and request.settings != self._dumped:
             self._settings, self._dumped = load_settings(request.settings), request.settings
         settings = self._settings

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from aioenv.errors import RenderError, WireError
 from aioenv.ipc.frames import Frame
 from aioenv.ipc.messages import Failure, load, reason_of
-from aioenv.ipc.partial_unpickling import find_unreadable, salvage
+from aioenv.ipc.partial_unpickling import find_unreadable, load_partially
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.images import stack_images
 
@@ -291,7 +291,7 @@ class StepImages:
             return
         request, slots = expected
         try:
-            error = self._read_images(worker, request, slots, frame.tail)
+            error = self._read_images(worker, request, slots, frame.payload)
         except Exception as exc:
             error = RenderError(f"what slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
             error.slots = tuple(slots.tolist())
@@ -309,8 +309,8 @@ class StepImages:
         try:
             rows, images, failed = load(payload)
         except WireError:  # images that don't unpickle are errors of their slots
-            rows, images, failed = salvage(payload, ())
-        errors = [worker.failure(failure) for failure in failed]
+            rows, images, failed = load_partially(payload, ())
+        errors = [worker.env_error(failure) for failure in failed]
         drawn = {worker.slots[row] for row in rows}
         for row, image in zip(rows, images, strict=True):
             slot = worker.slots[row]
@@ -318,14 +318,14 @@ class StepImages:
             self._last_drawn[slot] = image
             if found is not None:
                 why = f"its image does not unpickle in this process: {reason_of(found.exc)}"
-                errors.append(worker.failure_here(why, [slot]))
+                errors.append(worker.parent_env_error(why, [slot]))
         for error in errors:
             self._last_drawn[error.slot] = _NoImage(f"its last image could not be drawn: {error}")
         # slots that a masked reset left alone look as before
         for slot, row in zip(slots.tolist(), request.rows(slots), strict=True):
             request.images[row] = last = self._last_drawn[slot]
             if isinstance(last, _NoImage) and slot not in drawn:
-                errors.append(worker.failure_here(last.why, [slot]))
+                errors.append(worker.parent_env_error(last.why, [slot]))
         if not errors:
             return None
         first = min(errors, key=lambda error: error.slot)

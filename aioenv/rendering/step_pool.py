@@ -16,8 +16,8 @@ from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
-from aioenv.rendering.backends import candidates
-from aioenv.rendering.config import RenderConfig, check_devices
+from aioenv.rendering.backends import candidate_backends
+from aioenv.rendering.config import RenderConfig, parse_devices
 from aioenv.rendering.draw_requests import DrawRequest, Edits, ModelChanges, dump_request
 from aioenv.rendering.image_memory import ImageBuffer
 from aioenv.rendering.images import ImageArrays
@@ -119,12 +119,12 @@ class StepRenderPool:
         self._newest: dict[int, tuple[int, int]] = {}  # by slot: the numbers of its last model and last long row
         self._known: dict[Worker, _KnownModels] = {}
         count = min(config.workers or min(usable_cpus(), _MAX_DEFAULT_WORKERS), len(slot_source))
-        devices = check_devices(config.devices)
+        devices = parse_devices(config.devices)
         self._workers = RenderWorkers(
             partial(step_service, list(sources), config),
             count,
             QueuePolicy(self._timeout_s, None, None, self._on_late),
-            backends=candidates(config.backend, devices),
+            backends=candidate_backends(config.backend, devices),
             devices=[devices[i % len(devices)] for i in range(count)] if devices is not None else None,
             start=start,
             channel=channel,
@@ -166,7 +166,7 @@ class StepRenderPool:
         """Count a worker that is about to be killed; with on_timeout="kill" it is not restarted."""
         self.replaced += 1
         if self._kills_for_good and self._workers.restarter is not None:
-            self._workers.restarter.forsake(worker)
+            self._workers.restarter.disable_restart(worker)
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -195,7 +195,7 @@ class StepRenderPool:
         return [
             worker
             for worker, queue in zip(self.workers, queues, strict=True)
-            if (restarter is not None and restarter.restarts(worker))
+            if (restarter is not None and restarter.is_restarting(worker))
             or (self._timeout_s is not None and queue.recovering)
         ]
 

@@ -10,14 +10,14 @@ import numpy as np
 from aioenv.definitions.restore import FactoryReference
 from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import RenderError, StartTimeout, WorkerStartError
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import dump_code
-from aioenv.process.async_resource import to_the_end, together
+from aioenv.process.async_resource import gather_internal, wait_through_cancel
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
-from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
+from aioenv.rendering.backends import backend_environment, no_backend_error, warn_of_software
 from aioenv.rendering.image_memory import ImageMemory
 from aioenv.rendering.queue import DrawJob, QueuePolicy, RenderQueue, Rows
 
@@ -69,7 +69,7 @@ class RenderWorkers:
     ) -> None:
         self.workers: list[Worker] = []
         self.queues: list[RenderQueue] = []
-        self.memory: Shared | None = None
+        self.memory: SharedMemory | None = None
         self.image_memory = ImageMemory(None)
         self.restarter: Restarter | None = None
         self.backend = ""
@@ -113,7 +113,7 @@ class RenderWorkers:
             WorkerStartError: if a worker failed to start for another reason than OpenGL; it has the traceback.
             StartTimeout: if no worker started in time, on any backend.
         """
-        self.memory = Shared.create() if self._share else None
+        self.memory = SharedMemory.create() if self._share else None
         try:
             await self._start_any()
         except BaseException:
@@ -140,12 +140,12 @@ class RenderWorkers:
                 return
         if all(isinstance(error, StartTimeout) for error in errors):  # a modder hangs, or the machine
             raise errors[-1]
-        raise no_backend_works(reasons) from errors[-1]
+        raise no_backend_error(reasons) from errors[-1]
 
     async def _start_all(self, backend: str) -> None:
         """Start the first worker, to see whether the backend works, and then the others."""
         assert self._program is not None
-        said: set[str] = set()
+        seen_warnings: set[str] = set()
         workers = [
             Worker(
                 dump_code(FactoryReference(0)),
@@ -155,9 +155,9 @@ class RenderWorkers:
                 role="render worker",
                 start=self._start_method,
                 channel=self._channel,
-                env=environment(backend, self._devices[index] if self._devices is not None else None),
+                env=backend_environment(backend, self._devices[index] if self._devices is not None else None),
                 log_prefix=self._log_prefix,
-                said=said,
+                seen_warnings=seen_warnings,
                 needed=self._needed,
                 start_timeout_s=self._start_timeout_s,
             )
@@ -168,12 +168,12 @@ class RenderWorkers:
             worker.memory = self.memory
         try:
             await workers[0].start()
-            await together(*(worker.start() for worker in workers[1:]))
+            await gather_internal(*(worker.start() for worker in workers[1:]))
         except GeneratorExit:  # its loop was closed
             self.abandon()
             raise
         except BaseException:
-            await to_the_end(together(*(worker.kill() for worker in workers)))
+            await wait_through_cancel(gather_internal(*(worker.close_now() for worker in workers)))
             self.workers = []
             raise
         if self._restart is None:
@@ -198,7 +198,7 @@ class RenderWorkers:
                 await self.restarter.close()
         finally:
             try:
-                await together(*(worker.close() for worker in self.workers))
+                await gather_internal(*(worker.close() for worker in self.workers))
             finally:
                 self._free()
 

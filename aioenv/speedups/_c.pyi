@@ -20,7 +20,7 @@ def crc32(data: Any, crc: int) -> int:
 def write_frame(
     fd: int, chain: int, kind: int, request: int, generation: int, fixed: Sequence[Any], tail: Any
 ) -> int | tuple[int, bytes, int] | None:
-    """Write a frame with one gathered write, as `wire.frames.Encoder` would have encoded it.
+    """Write a frame with one gathered write, as `ipc.frames.Encoder` would have encoded it.
 
     Args:
         fd: where to.
@@ -41,7 +41,7 @@ def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int,
     Args:
         fd: where from.
         chain: the CRC of the header before.
-        buffers: as `wire.decoder.Decoder.buffers` gives them; if they begin with a header's and end with the spill,
+        buffers: as `ipc.decoder.Decoder.buffers` gives them; if they begin with a header's and end with the spill,
             what has come is looked at.
 
     Returns:
@@ -60,8 +60,8 @@ def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slic
     sends on.
 
     Args:
-        parts: `engine.batch.Part`s: their `express` is what will await the reply, and their `member.worker.express` the
-            channel. `request` is set.
+        parts: `core.requests.WorkerRequest`s: their `express` is what will await the reply, and their
+            `member.worker.fast_channel` the channel. `request` is set.
         views: arrays of actions, of all parts, as bytes.
         cuts: for each part, where its bytes are in each of these.
         tails: for each part, what is not arrays.
@@ -77,7 +77,7 @@ def take_express(channel: Any, /) -> int | None:
     """Read what has come, and count it if it is whole replies, to the oldest requests, which are to be counted.
 
     Args:
-        channel: a `workers.channel.ScatterChannel`; see `workers.requests.Pending` for what is counted.
+        channel: a `process.channel.ScatterChannel`; see `process.connection.PendingReply` for what is counted.
 
     Returns:
         -1 if that was done, or there was nothing to read; -2 if something else came behind the first one, which the
@@ -90,15 +90,15 @@ def take_express(channel: Any, /) -> int | None:
     """
 
 def read_columns(part: Any, tail: memoryview, kind: type[_Columns], /) -> list[_Columns] | None:
-    """The infos of a reply, if `wire.messages.dump_columns` made its tail, and all of their columns have a dtype.
+    """The infos of a reply, if `ipc.messages.dump_columns` made its tail, and all of their columns have a dtype.
 
     Args:
-        part: the `engine.batch.Part` that the reply is to.
+        part: the `core.requests.WorkerRequest` that the reply is to.
         tail: what tables and columns are views of.
         kind: `spaces.infos.Columns`.
 
     Returns:
-        What `engine.tails.read_tail` makes of it. None if the worker's schemas have no such number, or one of objects
+        What `core.payloads.read_tail` makes of it. None if the worker's schemas have no such number, or one of objects
         or dicts, if sizes do not fit, or if a row is none of the part's: that is Python's, which says what is wrong.
 
     Raises:

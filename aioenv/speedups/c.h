@@ -20,10 +20,10 @@ extern PyObject *float64_dtype, *int64_dtype, *bool_dtype, *tuple_new;
 /* The attributes that C looks at. */
 #define NAMES(name)                                                                                                    \
     name(abandoned) name(arrived) name(astype) name(chain) name(copy) name(decoder) name(done) name(encoder)           \
-    name(error) name(express) name(fast_reply) name(fd) name(feed) name(frames) name(generation) name(itemsize)        \
-    name(keep) name(member) name(next) name(open) name(pending) name(request_id) name(requests) name(schemas)          \
-    name(set_result) name(slots) name(start) name(stop) name(unsent) name(waiting) name(worker) name(_head)            \
-    name(_header) name(_schemas) name(_spill) name(_wanted)
+    name(error) name(fast_channel) name(fast_reply) name(fd) name(feed) name(frames) name(generation) name(itemsize)   \
+    name(member) name(next_id) name(open) name(pending) name(request_id) name(requests) name(schemas)                  \
+    name(send_later) name(set_result) name(slots) name(start) name(stop) name(unsent) name(waiting) name(worker)       \
+    name(_head) name(_header) name(_schemas) name(_spill) name(_wanted)
 #define DECLARE(name) extern PyObject *str_##name;
 NAMES(DECLARE)
 #undef DECLARE

@@ -12,7 +12,7 @@ typedef struct {
 /* 1 if a request may be written there now, 0 if not, -1: exception. */
 static int find_line(Held *held, PyObject *part, Line *line) {
     line->express = look_up(held, part, str_fast_reply);
-    line->channel = look_up(held, look_up(held, look_up(held, part, str_member), str_worker), str_express);
+    line->channel = look_up(held, look_up(held, look_up(held, part, str_member), str_worker), str_fast_channel);
     if (PyErr_Occurred())
         return -1;
     if (line->express == Py_None || line->channel == Py_None)
@@ -23,7 +23,7 @@ static int find_line(Held *held, PyObject *part, Line *line) {
     PyObject *chain = look_up(held, line->encoder, str_chain);
     PyObject *abandoned = look_up(held, line->requests, str_abandoned);
     PyObject *generation = look_up(held, line->requests, str_generation);
-    line->request = look_up(held, line->requests, str_next);
+    line->request = look_up(held, line->requests, str_next_id);
     line->pending = look_up(held, line->requests, str_pending);
     if (PyErr_Occurred())
         return -1;
@@ -42,7 +42,7 @@ static int keep_rest(const Line *line, const uint8_t *head, PyObject *pieces, Py
         return -1;
     PyList_SET_ITEM(pieces, 0, first);
     PyObject *count = PyLong_FromSsize_t(written), *arguments[] = {line->channel, pieces, count};
-    PyObject *done = count == NULL ? NULL : PyObject_VectorcallMethod(str_keep, arguments, 3, NULL);
+    PyObject *done = count == NULL ? NULL : PyObject_VectorcallMethod(str_send_later, arguments, 3, NULL);
     Py_XDECREF(count);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
@@ -90,7 +90,7 @@ static int write_step(const Line *line, PyObject *part, PyObject *views, PyObjec
         goto done;
     }
     if (PyDict_SetItem(line->pending, line->request, line->express) < 0 ||
-        set_word(line->requests, str_next, line->number + 1) < 0 || set_word(line->encoder, str_chain, chain) < 0 ||
+        set_word(line->requests, str_next_id, line->number + 1) < 0 || set_word(line->encoder, str_chain, chain) < 0 ||
         PyObject_SetAttr(part, str_request_id, line->request) < 0)
         goto done;
     done = written == HEADER_BYTES + size + rest || keep_rest(line, head, pieces, written) == 0 ? 1 : -1;

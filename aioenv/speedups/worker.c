@@ -2,7 +2,7 @@
 
 #include "c.h"
 
-/* What a service's `express` gives. */
+/* The parts of what a service's `fast_path` returns. */
 enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED_OF, SORTS, FIXED, RIDES, PARTS };
 
 /* The tail of a request for successive rows: see `wire.messages.dump_step`. */

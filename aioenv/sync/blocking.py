@@ -20,7 +20,7 @@ from aioenv.errors import ClosedError
 from aioenv.process.async_resource import AsyncResource
 from aioenv.sync.portal import Portal
 from aioenv.sync.stepping import BlockingStepper
-from aioenv.tracing.timeline import Trace, logged_beside
+from aioenv.tracing.timeline import Trace, raise_or_log
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["BlockingResource", "BlockingTrace", "BlockingVectorEnv", "like_function", "like_method", "signed"]
@@ -201,7 +201,7 @@ class BlockingTrace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        with logged_beside(error):
+        with raise_or_log(error):
             self.stop()
 
     def __repr__(self) -> str:

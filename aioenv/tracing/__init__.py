@@ -1,9 +1,9 @@
-"""The timeline of who worked when: collected while a run goes on, written as JSON that Perfetto and Chrome open.
+"""The timeline of who worked when: collected during a run, written as JSON that Perfetto and Chrome open.
 
-Times are those of `time.perf_counter`. On Linux (CLOCK_MONOTONIC), macOS and Windows that is one clock for all
-processes of a machine, so what a worker says and what the parent says can be laid side by side as they are.
+Times are those of `time.perf_counter`. On Linux (CLOCK_MONOTONIC), macOS and Windows all processes of a machine share
+that clock, so times of a worker and of the parent can be compared directly.
 
-A worker writes a row for each thing that it does into a *ring* of shared memory, which it opens by name
-(`/proc/PID/fd/N`): nothing more travels with its replies. The parent keeps what it does itself, and which step each
-request was of. Without such memory (not Linux) a trace has the parent's side alone.
+A worker writes a row for each action into a *ring* of shared memory, which it opens by name (`/proc/PID/fd/N`): its
+replies carry nothing more. The parent records its own actions, and the step that each request belongs to. Without such
+memory (not Linux) a trace has the parent's side alone.
 """

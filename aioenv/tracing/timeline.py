@@ -1,4 +1,4 @@
-"""The timeline that is being collected: what the loop did, what its workers did, and its file."""
+"""A timeline: spans of the parent's loop and of its workers, collected until `stop` writes them to a file."""
 
 from __future__ import annotations
 
@@ -13,28 +13,37 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TextIO
 
-from aioenv.tracing.ring import Rings
-from aioenv.tracing.track import LOOK_EVERY, Spans, Track
+from aioenv.tracing.ring import RingMemory
+from aioenv.tracing.track import COLLECT_EVERY, Spans, Track
 
-__all__ = ["VARIABLE", "Trace", "Traced", "free_path", "is_device", "logged_beside", "replacing", "wanted"]
+__all__ = [
+    "VARIABLE",
+    "Trace",
+    "Traced",
+    "atomic_write",
+    "free_path",
+    "is_device",
+    "path_from_environment",
+    "raise_or_log",
+]
 
 
 def is_device(path: Path) -> bool:
-    """Whether this is there, and nothing that could be replaced: `/dev/null`, `/dev/stdout`, a pipe."""
+    """Return whether a path exists and can't be replaced: `/dev/null`, `/dev/stdout`, a pipe."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file that takes the place of `path` at the end of the block: whoever reads it meanwhile finds the old one.
+def atomic_write(path: Path) -> Iterator[TextIO]:
+    """Open a text file that replaces `path` at the end of the block; until then readers find the old file.
 
-    A link stays one, to what is new; a device is written to as it is.
+    A link is kept, and its target replaced; a device is written to directly.
 
     Raises:
-        OSError: if it can't be written; what was there is there, then.
+        OSError: if the file can't be written; the old file is unchanged then.
     """
     if is_device(path):
-        # without waiting for somebody who reads, should it be a pipe
+        # without waiting for a reader, in case it is a pipe
         fd = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
         os.set_blocking(fd, True)
         with open(fd, "w", encoding="utf-8") as file:
@@ -47,7 +56,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
             yield file
         os.replace(draft, target)
     except BaseException as exc:
-        if isinstance(exc, OSError) and str(exc.filename) == str(draft):  # nobody asked for a draft
+        if isinstance(exc, OSError) and str(exc.filename) == str(draft):  # the caller does not know the draft
             exc.filename = os.fspath(path)
             if exc.filename2 is not None:
                 del exc.filename2
@@ -59,27 +68,27 @@ def replacing(path: Path) -> Iterator[TextIO]:
 _log = logging.getLogger("aioenv")
 
 VARIABLE = "AIOENV_TRACE"
-WAIT = "wait for "  # what the parent waits for has names that begin so
-# A trace that nobody stops ends by itself before it fills the memory: so many spans take 32 MB, and 130 MB on disk.
+WAIT = "wait for "  # the prefix of the names of the parent's waits
+# A trace stops by itself at this size, before it fills the memory: these spans take 32 MB, and 130 MB on disk.
 MAX_SPANS = 1_000_000
-# Where timelines of this process are written.
+# The timelines of this process, by the path that they are written to.
 _written: weakref.WeakValueDictionary[str, Trace] = weakref.WeakValueDictionary()
 
 
 class Trace:
-    """A timeline that is being collected, from now until `stop`; a context manager that does that.
+    """A timeline that is collected until `stop`; a context manager that stops at its end.
 
-    What is written can be opened at https://ui.perfetto.dev, and drawn by `aioenv trace`.
+    The file can be opened at https://ui.perfetto.dev, and drawn by `aioenv trace`.
 
     Args:
-        path: where it is written; a file that is there is overwritten, with an empty timeline for now.
-        workers: what each worker is called.
+        path: where it is written. An existing file is overwritten, with an empty timeline at first.
+        workers: the name of each worker.
         on_stop: called once, when it is stopped.
 
     Attributes:
         path: as given.
         tracks: one for each worker.
-        step: of which step what is being sent now is; None: of none.
+        step: the step of the requests that are being sent; None: they belong to no step.
         stopped: whether `stop` has been called.
 
     Raises:
@@ -89,31 +98,31 @@ class Trace:
 
     def __init__(self, path: str | os.PathLike[str], workers: Sequence[str], on_stop: Callable[[], None]) -> None:
         self.path = Path(path)
-        self._file = self.path.absolute()  # whatever the working directory is when it ends
+        self._file = self.path.absolute()  # the working directory may have changed at the end
         self.step: int | None = None
         self.stopped = False
         self._on_stop = on_stop
         self._began = self._ended = perf_counter()
         self._loop: dict[str, Spans] = {}
-        self._steps: dict[int, int] = {}  # how many steps each slot was sent
+        self._steps: dict[int, int] = {}  # the number of steps sent to each slot
         target = os.path.realpath(self._file)
         if not is_device(self._file):
             if (other := _written.get(target)) is not None and not other.stopped:
                 raise RuntimeError(f"trace: another timeline is written to {self.path}: give each its own file")
-            _begin_file(self._file)
+            _create_file(self._file)
             _written[target] = self
-        self._rings = Rings(len(workers))
+        self._rings = RingMemory(len(workers))
         self.tracks = [Track(self, name, *self._rings.ring(index)) for index, name in enumerate(workers)]
 
-    # ------------------------------------------------------------ what is going on
+    # ------------------------------------------------------------ collecting
 
-    def sending(self, slots: Sequence[int], *, stepped: bool, again: bool = False) -> int | None:
-        """A step or reset of these slots is about to be sent; which step of theirs it is.
+    def note_sent(self, slots: Sequence[int], *, stepped: bool, again: bool = False) -> int | None:
+        """Note that a step or reset of these slots is about to be sent; return the number of the step.
 
-        Step n leads to state n, of which images are then drawn; a reset has the number of the last step.
+        Step n leads to state n, from which images are drawn. A reset has the number of the last step.
 
         Args:
-            slots: whose.
+            slots: the slots.
             stepped: whether it is a step.
             again: whether it was sent before, to a process that died.
         """
@@ -121,48 +130,48 @@ class Trace:
         if stepped and not again:
             for slot in slots:
                 steps[slot] = steps.get(slot, 0) + 1
-        return self.at(slots)
+        return self.set_step(slots)
 
-    def at(self, slots: Sequence[int]) -> int | None:
-        """What is sent next is of the step that these slots are at; which that is."""
+    def set_step(self, slots: Sequence[int]) -> int | None:
+        """Let `step`, of the next requests, be the step that these slots are at; return it."""
         self.step = self._steps.get(slots[0], 0) if len(slots) else None
         return self.step
 
-    def loop(self, name: str, begin: float, end: float, step: int | None = None) -> None:
-        """The parent did this, or waited for it: from when this began, if that was later."""
+    def add_loop_span(self, name: str, begin: float, end: float, step: int | None = None) -> None:
+        """Add a span of the parent's loop, cut at the beginning of this timeline."""
         begin = max(begin, self._began)
         spans = self._loop.get(name)
         if spans is None:
             spans = self._loop[name] = Spans()
         spans.add(begin, end, step)
 
-    def waited(self, name: str) -> Callable[[float, float], None]:
-        """What is to be told of each wait for `name`."""
+    def wait_recorder(self, name: str) -> Callable[[float, float], None]:
+        """Return a function that adds a wait for `name`, given its begin and end."""
         name, count = WAIT + name, 0
 
-        def note(begin: float, end: float) -> None:
+        def record(begin: float, end: float) -> None:
             nonlocal count
-            self.loop(name, begin, end, max(self._steps.values(), default=0))
+            self.add_loop_span(name, begin, end, max(self._steps.values(), default=0))
             count += 1
-            if not self.tracks and count % LOOK_EVERY == 0:  # nobody else looks
-                self.look()
+            if not self.tracks and count % COLLECT_EVERY == 0:  # no track does it
+                self.stop_if_full()
 
-        return note
+        return record
 
-    def look(self) -> None:
-        """Stop if this has become too long."""
+    def stop_if_full(self) -> None:
+        """Stop if there are too many spans."""
         spans = sum(map(len, self._loop.values()))
         spans += sum(len(each) for track in self.tracks for each in track.spans.values())
         if spans > MAX_SPANS:
             try:
                 self.stop()
-            except OSError:  # whoever is sending a step just now can't help it
+            except OSError:  # the caller is just sending a step: it must not fail
                 _log.exception("the timeline could not be written")
 
     # ------------------------------------------------------------ the end
 
     def stop(self) -> None:
-        """Write the file, and collect no more. Idempotent; closing what is traced does it too."""
+        """Write the file, and collect no more. Idempotent; closing the traced object stops too."""
         if self.stopped:
             return
         self.stopped, self._ended = True, perf_counter()
@@ -170,7 +179,7 @@ class Trace:
             self._on_stop()
         finally:
             for track in self.tracks:
-                track.look()
+                track.collect()
                 if track.ring is not None:
                     track.ring.close()
             self._rings.close()
@@ -180,7 +189,7 @@ class Trace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        with logged_beside(error):
+        with raise_or_log(error):
             self.stop()
 
     def __repr__(self) -> str:
@@ -189,7 +198,7 @@ class Trace:
     def _events(self) -> Iterator[dict[str, Any]]:
         pid = os.getpid()
         lines: list[tuple[str, Iterable[tuple[str, float, float, int]]]] = [("loop", self._loop_events())]
-        # waits for envs and for images may overlap, which spans of one line may not
+        # waits for envs and for images may overlap, which the spans of one line must not
         lines += [(name, sorted(self._named(name))) for name in sorted(self._loop) if name.startswith(WAIT)]
         lines += [(track.name, track.events(self._ended)) for track in self.tracks]
         yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": "aioenv"}}
@@ -208,7 +217,7 @@ class Trace:
                 yield {**event, "args": {"step": number}} if number >= 0 else event
 
     def _loop_events(self) -> Iterator[tuple[str, float, float, int]]:
-        """What the parent did; between its waits it was the policy's, and what else its caller does."""
+        """Yield the parent's spans; the time between its waits is the policy's, and the caller's other code."""
         rows = sorted((b, e, name, n) for name in self._loop for _, b, e, n in self._named(name))
         waited: float | None = None
         for begin, end, name, number in rows:
@@ -224,8 +233,8 @@ class Trace:
 
 
 @contextlib.contextmanager
-def logged_beside(error: BaseException | None) -> Iterator[None]:
-    """Around the end of a timeline: what goes through its block goes on, even if the file can't be written."""
+def raise_or_log(error: BaseException | None) -> Iterator[None]:
+    """Stop a timeline in the block: its OSError is raised if `error` is None, else logged, since `error` propagates."""
     try:
         yield
     except OSError as exc:
@@ -234,14 +243,14 @@ def logged_beside(error: BaseException | None) -> Iterator[None]:
         _log.error("the timeline could not be written: %s", exc)
 
 
-def _begin_file(path: Path) -> None:
-    """Write an empty timeline for now."""
+def _create_file(path: Path) -> None:
+    """Write an empty timeline, to find out early whether the file can be written."""
     if not is_device(path):
         _write(path, ())
 
 
 def _write(path: Path, events: Iterable[dict[str, Any]]) -> None:
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
         for number, event in enumerate(events):
             file.write(",\n" if number else "\n")
@@ -250,18 +259,19 @@ def _write(path: Path, events: Iterable[dict[str, Any]]) -> None:
 
 
 class Traced:
-    """Something whose timeline can be collected, one at a time."""
+    """An object whose timeline can be collected, one timeline at a time."""
 
     _trace: Trace | None = None
 
-    def _begin_trace(
+    def _start_trace(
         self, path: str | os.PathLike[str], workers: Sequence[str], attach: Callable[[Trace | None], None]
     ) -> Trace:
-        """Collect a timeline from now on.
+        """Start to collect a timeline.
 
         Args:
-            path, workers: as of `Trace`.
-            attach: tells everybody who writes to it; called with the trace now, and with None when it is stopped.
+            path, workers: see `Trace`.
+            attach: passes the trace to the objects that write to it; called with the trace now, and with None when it
+                is stopped.
 
         Raises:
             RuntimeError: if one is being collected already.
@@ -270,16 +280,16 @@ class Traced:
         if self._trace is not None:
             raise RuntimeError(f"trace: {self._trace!r} is being collected; stop() it first")
 
-        def turn_to(trace: Trace | None) -> None:
+        def set_trace(trace: Trace | None) -> None:
             self._trace = trace
             attach(trace)
 
-        trace = Trace(path, workers, lambda: turn_to(None))
-        turn_to(trace)
+        trace = Trace(path, workers, lambda: set_trace(None))
+        set_trace(trace)
         return trace
 
-    def _end_trace(self) -> None:
-        """What is traced has ended: write the file; if that fails, the end goes on."""
+    def _stop_trace(self) -> None:
+        """Stop the timeline, if there is one; an OSError is logged, since the traced object is being closed."""
         if self._trace is not None:
             try:
                 self._trace.stop()
@@ -292,18 +302,18 @@ class Traced:
 _used: dict[str, int] = {}
 
 
-def wanted() -> Path | None:
-    """Where the user wants what is about to be started to be traced to, by `AIOENV_TRACE`; None: nowhere.
+def path_from_environment() -> Path | None:
+    """Return the path for a timeline that the user asks for by `AIOENV_TRACE`; None: none is wanted.
 
     Raises:
-        OSError: if that can't be written, which is better known before there are workers to end.
+        OSError: if the file can't be written: better now than when there are workers to end.
     """
     named = os.environ.get(VARIABLE)
     if not named:
         return None
     path = free_path(named)
     try:
-        _begin_file(path)
+        _create_file(path)
     except OSError as exc:
         exc.add_note(f"a timeline is wanted there: {VARIABLE}={named}")
         raise
@@ -311,7 +321,7 @@ def wanted() -> Path | None:
 
 
 def free_path(path: str) -> Path:
-    """The path, or, if this process has taken it already, one with a number: run.json, run-2.json, run-3.json, …"""
+    """Return the path, with a number if this process has used it before: run.json, run-2.json, run-3.json, …"""
     count = _used[path] = _used.get(path, 0) + 1
     first = Path(path)
     return first if count == 1 else first.with_name(f"{first.stem}-{count}{first.suffix}")

@@ -1,4 +1,4 @@
-"""One worker's line of a timeline: what it did, and what the parent did for it."""
+"""One worker's line of a timeline: its own actions, and the requests that the parent sent to it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from aioenv.tracing.ring import CAPACITY, KINDS, Handle, Ring
 if TYPE_CHECKING:
     from aioenv.tracing.timeline import Trace
 
-__all__ = ["LOOK_EVERY", "UNANSWERED", "Spans", "Track"]
+__all__ = ["COLLECT_EVERY", "UNANSWERED", "Spans", "Track"]
 
-UNANSWERED = "no reply yet"  # what a worker is at when the timeline ends
+UNANSWERED = "no reply yet"  # the name of the span of a request that is unanswered when the timeline ends
 
-# A worker writes up to three rows a request: the parent looks in before a ring can be full.
-LOOK_EVERY = CAPACITY // 8
+# Requests between two reads of a ring: a worker writes up to three rows per request, and no ring may overflow.
+COLLECT_EVERY = CAPACITY // 8
 
 
 class Spans:
-    """Times from and to of things with a number, in 24 bytes each."""
+    """Spans of time, each with a number: 24 bytes per span."""
 
     def __init__(self) -> None:
         self.times = array("d")
         self.numbers = array("q")
 
     def add(self, begin: float, end: float, number: int | None) -> None:
-        """Add one; its number is None if it has none."""
+        """Add a span; its number may be None."""
         self.times.append(begin)
         self.times.append(end)
         self.numbers.append(-1 if number is None else number)
@@ -42,11 +42,17 @@ class Spans:
 
 
 class Track:
-    """One worker's line: what it did, and what the parent did for it.
+    """One worker's line: its own actions, and the requests that the parent sent to it.
+
+    Args:
+        trace: the timeline.
+        name, handle, ring: see the attributes.
 
     Attributes:
-        name: of the line.
-        handle: what the worker is to be told; None if there is no memory for it.
+        name: the name of the line.
+        handle: where the worker finds its ring; None if there is none.
+        ring: the worker's ring; None if there is none.
+        spans: the worker's actions so far, by name.
     """
 
     def __init__(self, trace: Trace, name: str, handle: Handle | None, ring: Ring | None) -> None:
@@ -55,61 +61,65 @@ class Track:
         self.ring = ring
         self.spans: dict[str, Spans] = {}
         self._trace = trace
-        self._steps: dict[tuple[int, int], int] = {}  # by generation and request: of those that are under way
-        self._open: dict[object, tuple[float, int | None]] = {}  # when what has no reply yet was sent, of which step
-        self._last: tuple[int, int] | None = None  # whose reply may still have a row to come
+        self._steps: dict[tuple[int, int], int] = {}  # the step of each outstanding request, by generation and id
+        self._unanswered: dict[object, tuple[float, int | None]] = {}  # send time and step, the oldest first
+        self._last: tuple[int, int] | None = None  # the latest request in the ring, which may get more rows
         self._sent = 0
 
-    def follow(
+    def submit(
         self, generation: int, kind: str, submit: Callable[..., int], *request: Any, on_reply: Callable[[Any], None]
     ) -> int:
-        """Send a request, and note how long it and, later, what its reply sets off keep the loop.
+        """Send a request; record how long this, and later the handling of its reply, occupy the loop.
 
         Args:
-            generation: of the worker's process.
-            kind: of the request.
-            submit: is called with `request` and what is to be called with the reply.
-            on_reply: what wants the reply.
+            generation: the generation of the worker's process.
+            kind: the kind of the request.
+            submit: called with `request` and a callback for the reply; returns the request's id.
+            request: the arguments of `submit`.
+            on_reply: called with the reply.
+
+        Returns:
+            The request's id.
         """
         trace = self._trace
         step = trace.step if kind != "call" else None
 
-        this = object()
+        key = object()
 
-        def heard(outcome: Any) -> None:
-            self._open.pop(this, None)
+        def on_traced_reply(outcome: Any) -> None:
+            self._unanswered.pop(key, None)
             begin = perf_counter()
             try:
                 on_reply(outcome)
             finally:
-                trace.loop("handle", begin, perf_counter(), step)
+                trace.add_loop_span("handle", begin, perf_counter(), step)
 
         begin = perf_counter()
-        self._open[this] = begin, step
+        self._unanswered[key] = begin, step
         try:
-            number = submit(*request, heard)
+            number = submit(*request, on_traced_reply)
         except BaseException:
-            self._open.pop(this, None)
+            self._unanswered.pop(key, None)
             raise
-        trace.loop("send", begin, perf_counter(), step)
+        trace.add_loop_span("send", begin, perf_counter(), step)
         if step is not None and self.ring is not None:
             self._steps[generation, number] = step
         self._sent += 1
-        if self._sent % LOOK_EVERY == 0:
-            self.look()
-            trace.look()
+        if self._sent % COLLECT_EVERY == 0:
+            self.collect()
+            trace.stop_if_full()
         return number
 
-    def look(self) -> None:
-        """Take what the worker has written."""
+    def collect(self) -> None:
+        """Read the rows that the worker has written."""
         if self.ring is None:
             return
-        for kind, generation, request, begin, end in self.ring.take():
+        for kind, generation, request, begin, end in self.ring.read_new():
             name = KINDS[kind]
             key = generation, request
             step = self._steps.get(key)
             if key != self._last and self._last is not None:
-                self._steps.pop(self._last, None)  # replies come in order: nothing more is said of that one
+                self._steps.pop(self._last, None)  # replies come in order: it gets no more rows
             self._last = key
             spans = self.spans.get(name)
             if spans is None:
@@ -117,11 +127,11 @@ class Track:
             spans.add(begin, end, step)
 
     def events(self, now: float) -> Iterator[tuple[str, float, float, int]]:
-        """What the worker did, in order; between that, its waits; and what it is at now, if it has not replied."""
+        """Yield the worker's actions in order, its waits between them, and its unanswered request, if there is one."""
         rows = sorted((b, e, name, n) for name, spans in self.spans.items() for b, e, n in spans)
         last: float | None = None
         done = rows[-1][1] if rows else 0.0
-        for sent, step in itertools.islice(self._open.values(), 1):  # the others wait for this one
+        for sent, step in itertools.islice(self._unanswered.values(), 1):  # later requests wait for the first
             if (begin := max(sent, done)) < now:
                 rows.append((begin, now, UNANSWERED, -1 if step is None else step))
         for begin, end, name, number in rows:

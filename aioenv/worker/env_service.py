@@ -198,7 +198,7 @@ class EnvService(SlotService):
 
     def _step(self, frame: Frame) -> Reply:
         rows: Sequence[int] = self._all_rows
-        chosen, action_objects, given = load_step(frame.tail)
+        chosen, action_objects, given = load_step(frame.payload)
         batch, data = self._actions.unpack(frame)
         if given is not None:
             actions = given
@@ -268,7 +268,7 @@ class EnvService(SlotService):
     # ------------------------------------------------------------ resets and replies
 
     def _reset(self, frame: Frame) -> Reply:
-        request: ResetRequest = load(frame.tail)
+        request: ResetRequest = load(frame.payload)
         batch, _ = self._actions.unpack(frame)
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
@@ -286,9 +286,9 @@ class EnvService(SlotService):
                     exhausted.append(row)
                 else:
                     failures.append(describe_failure(exc, row))
-        rows: Sequence[int] = self._all_rows if request.whole else request.rows
-        if request.shown is not None:
-            rows = request.shown
+        rows: Sequence[int] = self._all_rows if request.reply_all_rows else request.rows
+        if request.reply_rows is not None:
+            rows = request.reply_rows
         reset = set(request.rows).difference(exhausted, (failure.row for failure in failures))
         self._rows.rewrite_last(batch, [row for row in rows if row not in reset])
         return self._reply(rows, False, infos, failures, request.rows, exhausted)

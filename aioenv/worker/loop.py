@@ -117,17 +117,17 @@ class _Loop:
             channel.write(Kind.FAILURE, request, generation, (), dump(failure))
             return kind is not Kind.START
         try:
-            channel.write(Kind.RESULT, request, generation, reply.fixed, reply.tail)
+            channel.write(Kind.RESULT, request, generation, reply.fixed, reply.payload)
         except WireError as exc:  # too large, found before anything was written
             channel.write(Kind.FAILURE, request, generation, (), dump(describe_failure(exc)))
         late = self._service.after_reply()
         if late is not None:
-            channel.write(Kind.IMAGES, request, generation, late.fixed, late.tail)
+            channel.write(Kind.IMAGES, request, generation, late.fixed, late.payload)
         return True
 
     def _start(self, frame: Frame) -> bytes:
         """Prepare the process and make the service; return its description, pickled."""
-        start: Start = load(frame.tail)
+        start: Start = load(frame.payload)
         if worker_context.owns_process():
             self._prepare_process(start)
         for name in start.preload:
@@ -158,7 +158,7 @@ class _Loop:
 
     def _call(self, frame: Frame) -> Reply:
         """Call a public method of the service by its name."""
-        call: CallRequest = load(frame.tail)
+        call: CallRequest = load(frame.payload)
         if call.method == TRACE:
             self._trace(*call.args)
             return Reply((), dump(None))

@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from aioenv.errors import NestedProcessError
-from aioenv.ipc.messages import WHERE, LogLine, Start, pack_log_line
+from aioenv.ipc.messages import STACK_SIGNAL, LogLine, Start, pack_log_line
 from aioenv.worker.mujoco_gl import choose_backend_late
 
 __all__ = ["adopt_parent_environment", "enable_fault_handler", "keep_script_from_children", "send_log_records"]
@@ -55,8 +55,8 @@ def enable_fault_handler() -> None:
     thread alone: other threads run on meanwhile.
     """
     faulthandler.enable(2)
-    if WHERE is not None:
-        faulthandler.register(WHERE, 2, all_threads=False)
+    if STACK_SIGNAL is not None:
+        faulthandler.register(STACK_SIGNAL, 2, all_threads=False)
 
 
 # ------------------------------------------------------------ log records

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aioenv.ipc.exceptions import dump_exception
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
-from aioenv.ipc.messages import Failure, message_of, reason_of, traceback_of, tried
+from aioenv.ipc.messages import Failure, message_of, reason_of, traceback_of, try_call
 from aioenv.tracing.ring import DRAW, REPLY, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_gl import note_missing_opengl
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
     """A RESULT: raw buffers in the order that both sides agreed on, and a payload of variable length."""
 
     fixed: Sequence[Buffer] = ()
-    tail: Buffer = b""
+    payload: Buffer = b""
 
 
 class PartialStep(NamedTuple):
@@ -214,7 +214,7 @@ def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
     """Describe an exception in a form that always travels, with the exception itself if it pickles."""
     note_missing_opengl(exc)
     message, text = _shortened(message_of(exc)), _shortened(traceback_of(exc))
-    pickled, why = tried(dump_exception, exc)
+    pickled, why = try_call(dump_exception, exc)
     return Failure(row, type(exc).__qualname__, message, text, pickled, "" if why is None else reason_of(why))
 
 

@@ -139,7 +139,7 @@ class VectorService(SlotService):
     def _step(self, frame: Frame) -> Reply:
         if self._fields.error is not None:
             raise self._fields.error
-        rows, objects, _ = load_step(frame.tail)
+        rows, objects, _ = load_step(frame.payload)
         if rows is not None and len(rows) < self._n:
             return self._step_some(list(rows), b"".join(frame.fixed), objects or ())
         # a copy: the env may keep its actions, and the next ones are read into the same memory
@@ -186,23 +186,23 @@ class VectorService(SlotService):
         ]
 
     def _reset(self, frame: Frame) -> Reply:
-        request: ResetRequest = load(frame.tail)
+        request: ResetRequest = load(frame.payload)
         rows, every = request.rows, range(self._n)
         if not len(rows):  # no slot of this share is in the mask
-            return self._replies.repeat(every if request.shown is None else request.shown)
+            return self._replies.repeat(every if request.reply_rows is None else request.reply_rows)
         mask = None
         if len(rows) < self._n:
             mask = np.zeros(self._n, np.bool_)
             mask[list(rows)] = True
         lost = self._lost
         reset = lost.reset if lost is not None else partial(reset_vector_env, self._env)
-        obs, info = reset(_seed(rows, request.seeds, self._n, request.each), mask, request.options)
+        obs, info = reset(_seed(rows, request.seeds, self._n, request.listed_seeds), mask, request.options)
         if lost is not None and lost.done:
             self._lost = None
         self._ended[list(rows)] = False
-        if request.shown is not None:
-            return self._reply(obs, [], [(info, rows)], request.shown, mask)
-        shown = every if request.whole else rows
+        if request.reply_rows is not None:
+            return self._reply(obs, [], [(info, rows)], request.reply_rows, mask)
+        shown = every if request.reply_all_rows else rows
         return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed or lost is not None else None)
 
     def _reply(

@@ -52,7 +52,7 @@ class WorkerEnd:
 
     def use(self, service: Service) -> None:
         """Ask this service from now on where to read requests into, and what C needs to answer steps itself."""
-        self._decoder.place, self._decoder.expect = service.request_buffers, service.expected_buffers
+        self._decoder.buffers_for, self._decoder.predict_buffers = service.request_buffers, service.expected_buffers
         self._fast_path = service.fast_path
 
     def poll(self, poll_s: float) -> None:
@@ -79,7 +79,7 @@ class WorkerEnd:
             if got is None:
                 got = frame_io.read(self._read_fd, decoder)
             elif got:
-                frame_io.look(decoder, got)
+                frame_io.decode_external_read(decoder, got)
             if not got:
                 return None
         return decoder.frames.popleft()
@@ -117,7 +117,7 @@ class WorkerEnd:
         """
         rest = frame_io.write(self._write_fd, self._encoder, kind, request, generation, fixed, tail)
         while rest:
-            rest = frame_io.write_rest(self._write_fd, rest)
+            rest = frame_io.write_remaining(self._write_fd, rest)
 
 
 def _nothing() -> None:

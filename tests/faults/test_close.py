@@ -329,7 +329,7 @@ def test_a_worker_that_has_left_its_process_group(way):
             with pytest.warns(ResourceWarning, match="its workers were killed"):
                 del envs
                 gc.collect()
-            await worker._connection.gone()
+            await worker._connection.cleaned_up()
         else:
             began = time.monotonic()
             await envs.close()

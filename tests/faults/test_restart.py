@@ -392,9 +392,9 @@ async def test_on_timeout_is_checked():
 async def test_a_budget_fills_again_with_time():
     now = [0.0]
     budget = RestartBudget(RestartPolicy(max_restarts=3, within_s=60, backoff_s=1.0), lambda: now[0])
-    assert [budget.take() for _ in range(4)] == [0.0, 1.0, 2.0, None]
+    assert [budget.next_delay() for _ in range(4)] == [0.0, 1.0, 2.0, None]
     now[0] = 61.0
-    assert budget.take() == 0.0
+    assert budget.next_delay() == 0.0
 
 
 async def test_render_workers_are_restarted_and_draw_again():

@@ -24,11 +24,11 @@ from aioenv.ipc.messages import dump
 from aioenv.process import supervisor as supervisor_module
 from aioenv.process.channel import ScatterChannel
 from aioenv.process.process import Output
-from aioenv.process.supervisor import LIVING, NEXT, Event, Worker, WorkerState
+from aioenv.process.supervisor import ACCEPTS_REQUESTS, TRANSITIONS, Event, Worker, WorkerState
 
 
 class StandIn:
-    """A process that does nothing by itself (see `workers.process.Process`)."""
+    """A process that does nothing by itself (see `process.process.Process`)."""
 
     pids = itertools.count(2**30)  # no process has such a number
 
@@ -36,7 +36,7 @@ class StandIn:
         self.pid = next(self.pids)
         self.exited = asyncio.Event()
         self.output = Output(asyncio.StreamReader(), self.exited)
-        self.marker = None
+        self.current_row = None
         self.returncode: int | None = None
         self.mine, self.theirs = socket.socketpair()
         self.theirs.setblocking(False)
@@ -45,7 +45,7 @@ class StandIn:
         self.inbox: list[Frame] = []
         self.released = False
 
-    def channel(self, requests):
+    def open_channel(self, requests):
         return ScatterChannel(self.mine, requests)
 
     def signal(self, sig: signal.Signals) -> None:
@@ -178,7 +178,7 @@ class Supervised(RuleBasedStateMachine):
     def send(self, times: int) -> None:
         for _ in range(times):
             number = len(self.outcomes)
-            living = self.worker.state in LIVING
+            living = self.worker.state in ACCEPTS_REQUESTS
             outcomes: list[object] = []
             try:
                 request = self.worker.submit(Kind.STEP, (), b"%d" % number, on_reply=outcomes.append)
@@ -197,7 +197,7 @@ class Supervised(RuleBasedStateMachine):
         process.read()
         for frame in [f for f in process.inbox if f.kind is Kind.STEP][:count]:
             process.inbox.remove(frame)
-            process.write(Kind.RESULT, frame.request, frame.generation, bytes(frame.tail), cut=cut)
+            process.write(Kind.RESULT, frame.request, frame.generation, bytes(frame.payload), cut=cut)
             if cut is not None:
                 process.end(-11)
                 break
@@ -221,7 +221,7 @@ class Supervised(RuleBasedStateMachine):
         self.process.end(-9)
         self.settle()
 
-    @precondition(lambda self: self.alive and self.worker.state in LIVING and len(self.outcomes) % 5 == 4)
+    @precondition(lambda self: self.alive and self.worker.state in ACCEPTS_REQUESTS and len(self.outcomes) % 5 == 4)
     @rule()
     def babble(self) -> None:
         """What comes is no frame: such a worker is killed."""
@@ -239,7 +239,7 @@ class Supervised(RuleBasedStateMachine):
     @precondition(lambda self: len(self.outcomes) % 4 == 3)
     @rule()
     def strike(self) -> None:
-        self.worker.strike("too slow")
+        self.worker.kill("too slow")
         self.settle()
 
     # ------------------------------------------------------------ the end
@@ -247,7 +247,7 @@ class Supervised(RuleBasedStateMachine):
     @precondition(lambda self: self.starting is None and len(self.outcomes) > 12)
     @rule(obeys=st.booleans(), how=st.sampled_from(["close", "kill"]))
     def close(self, obeys: bool, how: str) -> None:
-        ending = self.worker.close(0.001) if how == "close" else self.worker.kill()
+        ending = self.worker.close(0.001) if how == "close" else self.worker.close_now()
         self.closing.append(self.loop.create_task(ending))
         self.settle()
         if obeys and self.alive:
@@ -260,7 +260,7 @@ class Supervised(RuleBasedStateMachine):
         for number, outcomes in self.outcomes.items():
             assert len(outcomes) <= 1
             for outcome in outcomes:
-                assert isinstance(outcome, WorkerDied) or bytes(outcome.tail) == b"%d" % number
+                assert isinstance(outcome, WorkerDied) or bytes(outcome.payload) == b"%d" % number
 
     @invariant()
     def states_say_what_is_so(self) -> None:
@@ -275,7 +275,7 @@ class Supervised(RuleBasedStateMachine):
         if self.starting is not None:
             self.starting.cancel()
             self.run(asyncio.wait([self.starting]))
-        self.run(self.worker.kill())
+        self.run(self.worker.close_now())
         self.settle()
         assert all(p.released for p in self.processes), "nothing of a process is left"
         assert all(outcomes for outcomes in self.outcomes.values())
@@ -304,9 +304,9 @@ test_any_order_of_many_events = pytest.mark.stress(pytest.mark.timeout(600)(runs
 
 
 def test_every_state_is_reached_and_left():
-    reached = {state for nexts in NEXT.values() for state in nexts.values()}
+    reached = {state for nexts in TRANSITIONS.values() for state in nexts.values()}
     owing = {WorkerState.BUSY, WorkerState.DRAINING}  # are READY, with requests
     assert reached == set(WorkerState) - owing - {WorkerState.NEW}
-    assert set(NEXT) == set(WorkerState) - owing
-    for state, nexts in NEXT.items():
+    assert set(TRANSITIONS) == set(WorkerState) - owing
+    for state, nexts in TRANSITIONS.items():
         assert Event.CLOSE in nexts, f"{state} can't be closed"

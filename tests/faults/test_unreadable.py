@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv.errors import WireError
 from aioenv.ipc.messages import dump
-from aioenv.ipc.partial_unpickling import find_unreadable, salvage
+from aioenv.ipc.partial_unpickling import find_unreadable, load_partially
 
 
 class Refuses:
@@ -249,7 +249,7 @@ def some_values() -> list[Any]:
 
 def test_what_is_readable_comes_out_as_it_is():
     values = some_values()
-    out = salvage(dump(values), ())
+    out = load_partially(dump(values), ())
     assert find_unreadable(out) is None
     assert pickle.dumps(out[:10]) == pickle.dumps(pickle.loads(dump(values))[:10])
     assert out[12] is out[13] and out[14] == {"a": 1} and type(out[14]) is Rest and out[15].a == 1
@@ -262,7 +262,7 @@ def test_whatever_holds_it_is_unreadable_and_nothing_else():
         {Stamp(): 1}, {"a": (1, [Refuses()])}, ValueError(Refuses()), local(),
     ]  # fmt: skip
     data = cloudpickle.dumps([item for value in values for item in (value, "good")])
-    out = salvage(data, ())
+    out = load_partially(data, ())
     assert all(find_unreadable(out[i]) for i in range(0, len(out), 2))
     assert out[1::2] == ["good"] * len(values)
 
@@ -270,4 +270,4 @@ def test_whatever_holds_it_is_unreadable_and_nothing_else():
 def test_garbage_is_a_wire_error():
     for data in (b"", b"garbage", dump([1, 2])[:-3], b"\x80\x05\x8c"):
         with pytest.raises(WireError):
-            salvage(data, ())
+            load_partially(data, ())

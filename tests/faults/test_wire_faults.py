@@ -19,7 +19,7 @@ from wire_kit import Sent, decode_until_error, encode_all, no_more_memory_than, 
 
 import aioenv
 from aioenv.ipc.decoder import LAZY_BYTES, Decoder
-from aioenv.ipc.frames import HEADER_BYTES, MAGIC, MAX_FIXED_BYTES, MAX_TAIL_BYTES, VERSION, Kind
+from aioenv.ipc.frames import HEADER_BYTES, MAGIC, MAX_FIXED_BYTES, MAX_PAYLOAD_BYTES, VERSION, Kind
 from faults.fuzz import Fuzzer
 
 # What the fuzzer itself keeps, and what a case of a few hundred bytes may take.
@@ -82,13 +82,13 @@ def test_a_fixed_part_that_nobody_expects_takes_no_memory(read, length):
 @readers
 def test_a_tail_over_the_limit_takes_no_memory(read):
     with no_more_memory_than(50_000):
-        got, error = decode_until_error(read, Decoder(max_tail=10), raw_header(tail=11) + bytes(11), [HEADER_BYTES])
-    assert got == [] and "announces a tail of 11 bytes, over 10" in str(error)
+        got, error = decode_until_error(read, Decoder(max_payload=10), raw_header(tail=11) + bytes(11), [HEADER_BYTES])
+    assert got == [] and "announces a payload of 11 bytes, over 10" in str(error)
     whole = encode_all([Sent(Kind.RESULT, 1, 0, [], b"0123456789")])[0]
-    assert decode_until_error(read, Decoder(max_tail=10), whole, [7])[1] is None
+    assert decode_until_error(read, Decoder(max_payload=10), whole, [7])[1] is None
 
 
-@pytest.mark.parametrize("lengths", [{"tail": MAX_TAIL_BYTES}, {"fixed": MAX_FIXED_BYTES}], ids=str)
+@pytest.mark.parametrize("lengths", [{"tail": MAX_PAYLOAD_BYTES}, {"fixed": MAX_FIXED_BYTES}], ids=str)
 def test_what_is_announced_costs_nothing_until_it_comes(lengths):
     before = resident()
     decoder = Decoder()

@@ -1,0 +1,189 @@
+"""The goals that aioenv must reach, judged by a run of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aioenv.cli.bench import load_mark
+from benchmarks.rows import MUJOCO_GOALS, MUJOCO_MORE, RAW
+
+__all__ = ["Goal", "goals", "judge", "print_goals"]
+
+Rows = dict[str, Any]
+# A number, and the results that it was computed from; None if it was not measured.
+Found = tuple[float, list[dict[str, Any]]] | None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number that a run must reach.
+
+    Attributes:
+        text: its name.
+        floor: the number must reach it, or stay below.
+        target: the number should reach it, or stay below.
+        find: takes the number from the rows of a run.
+        at_most: whether less is better.
+    """
+
+    text: str
+    floor: float
+    target: float
+    find: Callable[[Rows], Found]
+    at_most: bool = False
+
+    def met(self, value: float, bar: float) -> bool:
+        """Check whether a number is as good as the bar."""
+        return value <= bar if self.at_most else value >= bar
+
+
+def _result(rows: Rows, row: str, contender: str) -> dict[str, Any] | None:
+    for result in rows.get(row, {}).get("results", ()):
+        if result["contender"] == contender and result["rounds"]:
+            return dict(result)
+    return None
+
+
+def _ratio(row: str, ours: str, other: str) -> Callable[[Rows], Found]:
+    def find(rows: Rows) -> Found:
+        result, base = _result(rows, row, ours), _result(rows, row, other)
+        if result is None or base is None:
+            return None
+        return result["ratios"][other], [result, base]
+
+    return find
+
+
+def _of_fastest(row: str, ours: str, others: tuple[str, ...]) -> Callable[[Rows], Found]:
+    """Find the ratio of our rate to the fastest of the others' that were measured."""
+
+    def find(rows: Rows) -> Found:
+        found = [ratio for other in others if (ratio := _ratio(row, ours, other)(rows)) is not None]
+        return min(found, key=lambda each: each[0], default=None)
+
+    return find
+
+
+def _of_cpus_bare(row: str, cpus: int) -> Callable[[Rows], Found]:
+    def find(rows: Rows) -> Found:
+        found = _ratio(row, "aioenv", "bare")(rows)
+        return found and (found[0] / cpus, found[1])
+
+    return find
+
+
+def _cost(row: str, base: str) -> Callable[[Rows], Found]:
+    """Find the cost of an env-step in one row over the cost in another."""
+
+    def find(rows: Rows) -> Found:
+        result, other = _result(rows, row, "aioenv"), _result(rows, base, "aioenv")
+        if result is None or other is None:
+            return None
+        return other["env_steps_per_s"] / result["env_steps_per_s"], [result, other]
+
+    return find
+
+
+def _number(row: str, contender: str, key: str) -> Callable[[Rows], Found]:
+    def find(rows: Rows) -> Found:
+        result = _result(rows, row, contender)
+        return None if result is None else (result[key], [result])
+
+    return find
+
+
+def goals(cpus: int) -> list[Goal]:
+    """List the goals for a machine of so many CPUs (they were set for 2)."""
+    bare = f"of {cpus} x the bare loop"
+    mujoco = (("Ant", 0.90, 0.93), ("Humanoid", 0.90, 0.93), ("Hopper", 0.88, 0.92), ("HalfCheetah", 0.83, 0.88))
+    found = [
+        Goal("CartPole-v1 x 64, x Async", 10, 12, _ratio("cartpole-64", "aioenv", "gymnasium-async")),
+        Goal("CartPole-v1 x 64, x Sync", 1.5, 1.6, _ratio("cartpole-64", "aioenv", "gymnasium-sync")),
+        Goal(f"CartPole-v1 x 64, {bare}", 0.70, 0.75, _of_cpus_bare("cartpole-64", cpus)),
+        Goal("CartPole-v1 x 64, blocking code, x await", 1 / 1.2, 1, _ratio("cartpole-64", "aioenv-sync", "aioenv")),
+        Goal("CartPole-v1 x 8, x Async", 4, 5, _ratio("cartpole-8", "aioenv", "gymnasium-async")),
+        Goal("CartPole-v1 x 8, one worker, x Async", 4, 5, _ratio("cartpole-8", "aioenv-one", "gymnasium-async")),
+        Goal("CartPole-v1, cost per env x 1024 over x 64", 1.1, 1.0, _cost("cartpole-1024", "cartpole-64"), True),
+        Goal("CartPole-v1 x 64 native, x EnvPool", 2, 2, _ratio("cartpole-64", "aioenv-native", "envpool")),
+    ]
+    for name, floor, target in mujoco:
+        found.append(Goal(f"{name}-v5 x 64, {bare}", floor, target, _of_cpus_bare(f"{name.lower()}-64", cpus)))
+    for contender, what in (("aioenv-groups", ""), ("aioenv-workers", " of whole workers")):
+        for name, _, _ in mujoco:
+            better = _ratio(f"{name.lower()}-64", contender, "aioenv")
+            found.append(Goal(f"{name}-v5 x 64, two groups{what}, x lock-step", 1, 1, better))
+    for name, _, _ in mujoco:
+        better = _ratio(f"{name.lower()}-policy", "aioenv-policy-workers", "aioenv-policy")
+        found.append(Goal(f"{name}-v5 x 64 with a policy, two groups of whole workers, x lock-step", 1, 1, better))
+    envpool = {"Humanoid": (1.15, 1.15), "Walker2d": (1.2, 1.2), "HalfCheetah": (1.05, 1.1), "Ant": (1.05, 1.1)}
+    for name in (*MUJOCO_GOALS, *MUJOCO_MORE):
+        row = f"{name.lower()}-64"
+        for contender, what in (("aioenv-native", "native"), ("aioenv-native-sync", "native, blocking code")):
+            found.append(Goal(f"{name}-v5 x 64 {what}, of its physics", 0.90, 0.94, _of_fastest(row, contender, RAW)))
+            if bars := {**envpool, "Hopper": (0.97, 1.0)}.get(name):
+                found.append(Goal(f"{name}-v5 x 64 {what}, x EnvPool", *bars, _ratio(row, contender, "envpool")))
+    found += [
+        Goal("(84, 84, 4) uint8 x 64, x Async", 7, 8, _ratio("pixels-64", "aioenv", "gymnasium-async")),
+        Goal("the same with copy=False, x Async", 10, 10, _ratio("pixels-64", "aioenv-views", "gymnasium-async")),
+        Goal("no-op x 64, x Async", 25, 30, _ratio("noop-64", "aioenv", "gymnasium-async")),
+        Goal("no-op x 64, one worker, x Async", 25, 30, _ratio("noop-64", "aioenv-one", "gymnasium-async")),
+        Goal("round trip of one no-op, x Async", 0.6, 0.6, _ratio("latency", "aioenv", "gymnasium-async"), True),
+        Goal(
+            "the same from blocking code, x Async", 0.6, 0.6, _ratio("latency", "aioenv-sync", "gymnasium-async"), True
+        ),
+        Goal(
+            "callbacks' CPU time of a step of 64, p99, µs",
+            500,
+            500,
+            _number("loop-time", "aioenv-asyncio", "callbacks p99"),
+            True,
+        ),
+        Goal("uneven x 32, recv x lock-step", 1.8, 1.8, _ratio("uneven", "aioenv-recv", "aioenv-step")),
+        Goal("shared statistics, µs an update", 10, 10, _number("stats", "aioenv-slots", "update µs"), True),
+        Goal("uneven x 32, least share of a slot", 0.5, 0.5, _number("uneven", "aioenv-recv", "least share")),
+        Goal("images as observations, fast, x Async", 40, 40, _ratio("images", "aioenv-fast", "gymnasium-async")),
+        Goal("the same native, x Async", 40, 40, _ratio("images", "aioenv-native-fast", "gymnasium-async")),
+        Goal("images as observations, exact, x Async", 1, 1, _ratio("images", "aioenv-exact", "gymnasium-async")),
+        Goal("physics and images at once, of the longer", 1.1, 1.1, _number("overlap", "aioenv", "of longer"), True),
+        Goal("physics and images at once, of both", 0.58, 0.58, _number("overlap", "aioenv", "of serial"), True),
+        Goal(f"84x84 images, fast, {bare}", 0.93, 0.93, _of_cpus_bare("pool-fast", cpus)),
+        Goal("84x84 images, exact, of bare loops at once", 0.95, 0.95, _ratio("pool-exact", "aioenv", "bare-all")),
+        Goal("84x84 images, fast, of loops alike at once", 0.93, 0.93, _ratio("pool-fast", "aioenv", "bare-all-alike")),
+        Goal(
+            "84x84 images, exact, of loops alike at once", 0.95, 0.95, _ratio("pool-exact", "aioenv", "bare-all-alike")
+        ),
+    ]
+    return found
+
+
+def judge(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Compare a run with each goal that it measured: "goal", "floor", "target", "found", "verdict", "mark"."""
+    rows = []
+    for goal in goals(content["machine"]["usable_cpus"]):
+        found = goal.find(content["rows"])
+        if found is None:
+            continue
+        sign = "≤" if goal.at_most else "≥"
+        row: dict[str, Any] = {
+            "goal": goal.text,
+            "floor": f"{sign} {goal.floor:.3g}",
+            "target": f"{sign} {goal.target:g}",
+        }
+        value, results = found
+        met = "target" if goal.met(value, goal.target) else "floor" if goal.met(value, goal.floor) else "MISSED"
+        rows.append({**row, "found": value, "verdict": met, "mark": max(map(load_mark, results))})
+    return rows
+
+
+def print_goals(content: dict[str, Any]) -> None:
+    """Print a line for each goal that was measured."""
+    rows = judge(content)
+    if not rows:
+        return
+    width = max(len(row["goal"]) for row in rows)
+    print(f"\n{'':<{width}}{'floor':>8}{'target':>8}{'found':>8}")
+    for row in rows:
+        numbers = f"{row['floor']:>8}{row['target']:>8}{row['found']:>8.2f}"
+        print(f"{row['goal']:<{width}}{numbers}  {row['verdict']}{row['mark']}")

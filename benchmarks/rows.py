@@ -1,0 +1,143 @@
+"""The rows of the suite: envs, their number, and contenders; and how long a row takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aioenv.cli.contenders import MAX_PROCESSES
+from benchmarks.contenders import CONTENDERS
+from benchmarks.metrics import METRICS
+
+__all__ = ["COST_ENVS", "ROWS", "Row", "estimate_s"]
+
+GYMNASIUM = ("gymnasium-async", "gymnasium-sync")
+BARE = ("bare", "bare-all", "bare-lockstep")
+RAW = ("raw-batch", "raw-loop")
+RAW_STILL = ("raw-batch-still", "raw-loop-still")
+GROUPS = ("aioenv-groups", "aioenv-workers")
+POLICY = ("aioenv-policy", "aioenv-policy-groups", "aioenv-policy-workers")
+BLOCKING = ("aioenv-sync", "aioenv-drop-in", "aioenv-sb3")
+# Each takes seconds to import, and most of them a process an env.
+SLOW = ("sb3-subproc", "tianshou-subproc", "torchrl-parallel")
+OTHERS = (*SLOW, "pufferlib", "envpool")
+
+# The tasks that Gymnasium has as -v5; the first have more goals.
+MUJOCO_GOALS = ("Ant", "Humanoid", "Hopper", "HalfCheetah")
+MUJOCO_MORE = (
+    "HumanoidStandup",
+    "InvertedDoublePendulum",
+    "InvertedPendulum",
+    "Pusher",
+    "Reacher",
+    "Swimmer",
+    "Walker2d",
+)
+# Metrics that take as long as the clock runs.
+CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time")
+SLOW_METRICS = ("memory", "pool-exact", "render-workers")
+COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the suite.
+
+    Attributes:
+        key: its name, in files and with `--rows`.
+        env, num_envs: the env, and how many.
+        contenders: names in `CONTENDERS`, or all of the metric's.
+        metric: "throughput", "cost" (throughput over the number of envs), "policy" (throughput with a policy that takes
+            time), or a name in `METRICS`.
+        once: contenders that take part in the first round alone.
+        quick: whether `--quick` measures it too.
+    """
+
+    key: str
+    env: str
+    num_envs: int
+    contenders: tuple[str, ...]
+    metric: str = "throughput"
+    once: tuple[str, ...] = ()
+    quick: bool = True
+
+    @property
+    def timed(self) -> bool:
+        """Whether it measures env-steps/s."""
+        return self.metric not in METRICS
+
+    @property
+    def entries(self) -> list[str]:
+        """Its contenders whose package is installed, by their names in `metrics.CONTENDERS`."""
+        if not self.timed:
+            return [f"{self.metric}: {name}" for name in self.contenders]
+        return [name for name in self.contenders if CONTENDERS[name].installed]
+
+    @property
+    def missing(self) -> list[str]:
+        """Its contenders whose package is missing."""
+        return [name for name in self.contenders if self.timed and not CONTENDERS[name].installed]
+
+
+def _rows() -> Iterable[Row]:
+    peers = (*GYMNASIUM, *OTHERS, *BARE)
+    yield Row("noop-1", "noop", 1, ("aioenv", *BLOCKING, *peers))
+    yield Row("noop-64", "noop", 64, ("aioenv", "aioenv-one", *peers))
+    variants = ("aioenv-asyncio", *BLOCKING, *GROUPS, "aioenv-native", "aioenv-native-sync")
+    yield Row("cartpole-8", "CartPole-v1", 8, ("aioenv", *BLOCKING, "aioenv-one", "aioenv-native", *peers))
+    yield Row("cartpole-64", "CartPole-v1", 64, ("aioenv", *variants, *peers, "sb3-dummy"))
+    yield Row("cartpole-1024", "CartPole-v1", 1024, ("aioenv", "aioenv-native", *peers))
+    contenders = ("aioenv", *GROUPS, "aioenv-native", "aioenv-native-sync", *RAW, *RAW_STILL, *peers)
+    for name in MUJOCO_GOALS:
+        yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders)
+    for name in MUJOCO_GOALS:
+        yield Row(f"{name.lower()}-policy", f"{name}-v5", 64, POLICY, metric="policy")
+    for name in MUJOCO_MORE:
+        yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders, once=SLOW, quick=False)
+    yield Row("pixels-64", "pixels", 64, ("aioenv", "aioenv-views", *peers))
+    for n in COST_ENVS:
+        names = ("aioenv", "aioenv-native", *GYMNASIUM, "envpool")
+        yield Row(f"cost-{n}", "CartPole-v1", n, names, metric="cost", quick=n <= 1024)
+    for name, metric in METRICS.items():
+        yield Row(
+            name, metric.env, metric.num_envs, tuple(metric.measures), metric=name, quick=name not in SLOW_METRICS
+        )
+
+
+ROWS: dict[str, Row] = {row.key: row for row in _rows()}
+
+# Seconds on a machine of two CPUs with nothing else to do, for the estimate alone.
+_IMPORTS_S = 1.3
+_HEAVY_IMPORTS_S = {
+    "sb3-subproc": 4.0,
+    "sb3-dummy": 4.0,
+    "tianshou-subproc": 4.5,
+    "torchrl-parallel": 5.0,
+    "aioenv-sb3": 4.0,
+}
+_A_PROCESS_S = {"torchrl-parallel": 0.06, "tianshou-subproc": 0.03, "sb3-subproc": 0.015, "gymnasium-async": 0.012}
+_AN_ENV_S = 0.001
+_METRIC_S = {
+    "startup: gymnasium-forkserver": 12.0,
+    "startup: aioenv-spawn": 14.0,
+    "memory: gymnasium-forkserver": 4.0,
+    "memory: aioenv-spawn": 4.0,
+    "images: gymnasium-async": 12.0,
+    "overlap: aioenv": 20.0,
+    **{f"render-workers: aioenv-{n}": 4.0 + n for n in (1, 2, 4, 8)},
+}
+
+
+def estimate_s(row: Row, rounds: int, seconds: float) -> float:
+    """Estimate how long a row takes, in seconds."""
+    total = 0.0
+    for name in row.entries:
+        if not row.timed:
+            each = _METRIC_S.get(name, _IMPORTS_S + 0.5) + (seconds if row.metric in CLOCKED else 0.0)
+        elif name in _A_PROCESS_S and row.num_envs > MAX_PROCESSES:
+            each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S)
+        else:
+            each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S) + 0.3 + seconds
+            each += row.num_envs * _A_PROCESS_S.get(name, _AN_ENV_S)
+        total += each * (1 if name in row.once else rounds)
+    return total

@@ -1,0 +1,317 @@
+"""The suite, `python -m benchmarks`: rows, resuming, tables and goals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+import aioenv
+from aioenv.cli import main as aioenv_main
+from aioenv.cli import rounds
+from aioenv.cli.env_ids import SYNTHETIC
+from aioenv.cli.rounds import NotApplicable, Workload
+from aioenv.platform import usable_cpus
+from benchmarks import markdown, suite
+from benchmarks.__main__ import main
+from benchmarks.contenders import CONTENDERS, TwoLayers
+from benchmarks.goals import judge
+from benchmarks.metrics import METRICS, REGISTRY
+from benchmarks.rows import ROWS, estimate_s
+
+SMALL = ["--rounds", "1", "--seconds", "0.05"]
+
+
+def run_contender(name, workload):
+    return rounds.run_contender(name, workload, REGISTRY)
+
+
+def test_all_measures_rows_fills_the_page_and_resumes(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.2)
+    file, page = tmp_path / "new" / "all.json", tmp_path / "page.md"
+    page.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
+    only = ["--only", "aioenv", "gymnasium-sync", "bare", "pufferlib"]
+    args = [*SMALL, *only, "--resume", str(file), "--markdown", str(page), "--rows"]
+    assert main([*args, "noop-1"]) == 0
+    output = capfd.readouterr().out
+    assert "1 rows, 0 of them measured already" in output and "others use" in output.lower()
+    content = json.loads(file.read_text())
+    (key, row), *more = content["rows"].items()
+    results = {result["contender"]: result for result in row["results"]}
+    assert (key, more) == ("noop-1", []) and {"aioenv", "gymnasium-sync", "bare"} <= set(results)
+    assert content["settings"]["rounds"] == 1 and len(content["idle"]) == 1
+    if not CONTENDERS["pufferlib"].installed:
+        assert results["pufferlib"]["problem"] == "not installed"
+    ratio = results["aioenv"]["env_steps_per_s"] / results["gymnasium-sync"]["env_steps_per_s"]
+    assert results["aioenv"]["ratios"]["gymnasium-sync"] == pytest.approx(ratio)
+    assert main([*args, "noop-1", "cost-4"]) == 0
+    assert "2 rows, 1 of them measured already" in capfd.readouterr().out
+    resumed = json.loads(file.read_text())
+    assert resumed["rows"]["noop-1"] == row and list(resumed["rows"]) == ["noop-1", "cost-4"]
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    cost = next(r for r in resumed["rows"]["cost-4"]["results"] if r["contender"] == "aioenv")
+    for number in (f"{results['aioenv']['env_steps_per_s']:,.0f}", f"{1e6 / cost['env_steps_per_s']:.2f}"):
+        assert f"| {number}" in text
+    assert main([*SMALL[:-1], "0.06", *only, "--resume", str(file)]) == 2
+    assert "seconds was 0.05 and is 0.06 now" in capfd.readouterr().err
+
+
+def test_all_refuses_what_would_be_ignored_or_overwritten(tmp_path, capfd):
+    (page := tmp_path / "page.md").write_text("nothing of ours")
+    (other := tmp_path / "other.json").write_text("{}")
+    (list_ := tmp_path / "list.json").write_text('{"machine": {}, "settings": {}, "rows": [], "idle": []}')
+    (like := tmp_path / "like.json").write_text('{"machine": 3, "settings": [], "rows": {"a": 1}, "idle": []}')
+    for wrong, told in (
+        ([*SMALL, "--markdown", str(page)], "expected one line"),
+        ([*SMALL, "--resume", str(other)], "no file that"),
+        ([*SMALL, "--resume", str(like)], "no file that"),
+        ([*SMALL, "--resume", str(list_)], "no file that"),
+        ([*SMALL, "--rows", "nosuch"], "nosuch"),
+        ([*SMALL, "--only", "nobody"], "nobody"),
+        ([*SMALL, "--env", "noop"], "--rows"),
+        (["latency", "--quick"], "--quick goes with the suite"),
+        (["latency", "--resume", "x.json"], "--resume goes with the suite"),
+    ):
+        assert main(wrong) == 2
+        assert told in capfd.readouterr().err
+    assert page.read_text() == "nothing of ours" and other.read_text() == "{}"
+
+
+@pytest.mark.parametrize("option", ["--json", "--resume", "--markdown", "--plot"])
+def test_a_file_that_can_not_be_written_is_told_before_anything_is_done(option, tmp_path, capfd):
+    (there := tmp_path / "there").write_text("")
+    for path, told in ((there / "x.svg", "no directory"), (tmp_path, "is a directory")):
+        with pytest.raises(SystemExit, match="2"):
+            main([option, str(path)])
+        assert told in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["--plot", str(tmp_path / "x.xyz")])
+    assert "expected a file named *.png" in capfd.readouterr().err
+
+
+def test_all_writes_no_page_of_nothing(monkeypatch, tmp_path, capfd):
+    (page := tmp_path / "page.md").write_text(filled := f"{markdown.BEGIN}\nold\n{markdown.END}\n")
+    last = next(key for key, row in ROWS.items() if not row.quick)
+    for nothing, told in (
+        (["--rows", "cost-4", "--only", "aioenv-drop-in"], "['aioenv-drop-in'] take no part in the rows ['cost-4']"),
+        (["--rows", last, "--quick"], f"['{last}'] are none that --quick measures"),
+    ):
+        assert main([*SMALL, *nothing, "--markdown", str(page)]) == 2
+        assert told in capfd.readouterr().err
+    monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.01)
+    monkeypatch.setattr(
+        suite, "play_rounds", lambda *_, **__: {"bare": rounds.Outcome(problem="no memory", broken=True)}
+    )
+    assert main([*SMALL, "--rows", "noop-1", "--only", "bare", "--markdown", str(page)]) == 1
+    assert f"Nothing could be measured: {page} is left as it is." in capfd.readouterr().out
+    assert page.read_text() == filled
+
+
+def test_what_is_resumed_is_copied_if_it_is_whole(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.01)
+    file, copy, page = (tmp_path / name for name in ("all.json", "copy.json", "page.md"))
+    args = [*SMALL, "--rows", "noop-1", "--only", "bare", "--resume", str(file)]
+    assert main(args) == 0
+    assert main([*args, "--json", str(copy)]) == 0
+    assert copy.read_text() == file.read_text()
+    for break_it in (
+        lambda row: row.pop("at"),
+        lambda row: row.update(metric="nosuch"),
+        lambda row: row.update(metric="latency"),
+        lambda row: row["results"].append({}),
+        lambda row: row["results"][0].pop("rounds"),
+        lambda row: row["results"][0].pop("ratios"),
+        lambda row: row["results"][0].update(env_steps_per_s=None),
+        lambda row: row["results"][0].update(contender="nobody"),
+    ):
+        content = json.loads(copy.read_text())
+        break_it(content["rows"]["noop-1"])
+        file.write_text(json.dumps(content))
+        capfd.readouterr()
+        assert main([*args, "--markdown", str(page)]) == 2
+        assert f"--resume {file}: no whole file of" in capfd.readouterr().err and not page.exists()
+
+
+def test_rows_name_what_there_is(capfd):
+    import gymnasium
+
+    assert main(["--list"]) == 0
+    assert capfd.readouterr().out.count("\n") == len(ROWS)
+    v5 = {
+        spec
+        for spec in gymnasium.registry
+        if spec.endswith("-v5") and "mujoco" in str(gymnasium.spec(spec).entry_point)
+    }
+    assert len(v5) == 11 and v5 == {row.env for row in ROWS.values() if row.env.endswith("-v5") and row.timed}
+    for row in ROWS.values():
+        assert set(row.contenders) <= set(CONTENDERS if row.timed else METRICS[row.metric].measures)
+        assert set(row.once) <= set(row.contenders) and estimate_s(row, 3, 0.6) > estimate_s(row, 1, 0.6) > 0
+        if row.env not in SYNTHETIC:
+            gymnasium.spec(row.env)
+
+
+def rows_of(row: str, ours: str, ratios: dict[str, float], **numbers: float) -> dict[str, dict]:
+    rounds = [{"others_cpus": 0.0}]
+    others = [{"contender": name, "rounds": rounds, "others_cpus": 0.5, "ratios": {}} for name in ratios]
+    own = {"contender": ours, "rounds": rounds, "others_cpus": 0.0, "ratios": ratios, **numbers}
+    return {row: {"results": [own, *others]}}
+
+
+def test_goals_are_judged_by_floor_and_target():
+    rows = rows_of("cartpole-64", "aioenv", {"gymnasium-async": 12.5, "gymnasium-sync": 1.55, "bare": 1.3})
+    rows |= rows_of("latency", "aioenv", {"gymnasium-async": 0.5})
+    told = judge({"machine": {"usable_cpus": 2}, "rows": rows})
+    assert {row["goal"]: (row["found"], row["verdict"], row["mark"]) for row in told} == {
+        "CartPole-v1 x 64, x Async": (12.5, "target", " *"),
+        "CartPole-v1 x 64, x Sync": (1.55, "floor", " *"),
+        "CartPole-v1 x 64, of 2 x the bare loop": (0.65, "MISSED", " *"),
+        "round trip of one no-op, x Async": (0.5, "target", " *"),
+    }
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
+def test_bare_loops_run_at_once(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    workload = Workload("sleepy:Sleepy-v0", 2, 0.3, warm_up_s=0.01)
+    results = [run_contender(name, workload) for name in ("bare", "bare-all")]
+    rates = [result["env_steps"] / result["seconds"] for result in results]
+    assert rates[1] / rates[0] == pytest.approx(usable_cpus(), rel=0.4)
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
+def test_bare_loops_in_lock_step_wait_for_each_other(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    workload = Workload(
+        "sleepy:Sleepy-v0", 4, 0.3, warm_up_s=0.01
+    )  # a process steps 4 / CPUs of them, one after the other
+    alone, together = (run_contender(name, workload) for name in ("bare", "bare-lockstep"))
+    assert together["env_steps"] == 4 * together["steps"]
+    rates = [result["env_steps"] / result["seconds"] for result in (alone, together)]
+    assert rates[1] / rates[0] == pytest.approx(min(usable_cpus(), 4), rel=0.4)
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
+def test_a_step_profile_is_made():
+    script = Path(__file__).parents[2] / "benchmarks/step_profile.py"
+    told = subprocess.run(
+        [sys.executable, script, "CartPole-v1", "4", "50"], capture_output=True, text=True, timeout=60, check=True
+    )
+    rows = dict(line.strip("| ").split(" | ") for line in told.stdout.splitlines()[2:])
+    assert next(iter(rows)) == "one step, start to end"
+    assert all(float(micros) > 0 or "infos" in stage for stage, micros in rows.items()), rows
+    assert len(rows) == 10
+
+
+@pytest.mark.parametrize("name", ["torchrl-parallel", "pufferlib"])
+def test_contenders_of_other_libraries_step(name):
+    if not CONTENDERS[name].installed:
+        pytest.skip(f"no {CONTENDERS[name].package} here")
+    assert run_contender(name, Workload("CartPole-v1", 2, 0.05))["env_steps"] > 0
+    assert "more than 64" in run_contender("torchrl-parallel", Workload("CartPole-v1", 65, 0.05))["not_applicable"]
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
+def test_contenders_with_a_policy_step_and_stand_in_a_table(monkeypatch):
+    seen, choose = set(), TwoLayers.__call__
+    monkeypatch.setattr(TwoLayers, "__call__", lambda self, obs: seen.add(len(obs)) or choose(self, obs))
+    results = []
+    for name, asked in (("aioenv-policy", 4), ("aioenv-policy-groups", 2), ("aioenv-policy-workers", 2)):
+        seen.clear()
+        measured = CONTENDERS[name].measure(Workload("InvertedPendulum-v5", 4, 0.05, warm_up_s=0.01))
+        assert measured["env_steps"] == 4 * measured["steps"] > 0 and seen == {asked}
+        ratios = {} if name == "aioenv-policy" else {"aioenv-policy": 1 + len(results) / 4}
+        results.append({"contender": name, "rounds": [{}], "others_cpus": 0.0, "ratios": ratios, "env_steps_per_s": 7})
+    row = {"env": "Ant-v5", "num_envs": 64, "metric": ROWS["ant-policy"].metric, "results": results}
+    told = markdown._policies({"ant-policy": row, "ant-64": {**row, "metric": "throughput"}})
+    assert told.splitlines()[2:] == ["| Ant-v5 x 64 | 7 | 1.25 | 1.50 |"]
+    failed = [results[0], {"contender": results[1]["contender"], "rounds": [], "problem": "failed"}]
+    told = markdown._policies({"ant-policy": {**row, "results": failed}})
+    assert told.splitlines()[2:] == ["| Ant-v5 x 64 | 7 |  |  |"]
+    (goal,) = judge({"machine": {"usable_cpus": 2}, "rows": {"ant-policy": row}})
+    assert goal["goal"] == "Ant-v5 x 64 with a policy, two groups of whole workers, x lock-step"
+    assert (goal["found"], goal["verdict"]) == (1.5, "target")
+
+
+def test_bench_compares_no_contenders_that_do_more_than_others(monkeypatch, capfd):
+    played = []
+    monkeypatch.setattr("aioenv.cli.bench.play_rounds", lambda entries, *rest: played.append(list(entries)) or {})
+    assert aioenv_main(["bench"]) == 0 and aioenv_main(["bench", "--only", "aioenv-policy", "bare"]) == 2
+    assert "bare" in played[0] and not any("policy" in name for name in played[0])
+    monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.01)
+    monkeypatch.setattr(suite, "play_rounds", lambda entries, *rest, **more: played.append(list(entries)) or {})
+    assert main(["--rows", "ant-policy", "--only", "aioenv-policy"]) == 0
+    assert played[1:] == [["aioenv-policy"]]
+
+
+def test_a_policy_stays_within_its_bounds():
+    observations, actions = Box(-np.inf, np.inf, (3, 2)), Box(np.float32([-1, 0]), np.float32([3, 0.5]))
+    policy, rng = TwoLayers(observations, actions), np.random.default_rng(0)
+    obs = 10 * rng.standard_normal((500, 3, 2))
+    chosen = policy(obs)
+    assert chosen.shape == (500, 2) and chosen.dtype == np.float32
+    assert (chosen >= actions.low).all() and (chosen <= actions.high).all() and (chosen.std(0) > 0.1).all()
+    assert np.allclose(chosen[7:9], policy(obs[7:9]), atol=1e-5)
+    for spaces in ((observations, Discrete(2)), (Discrete(2), actions), (observations, Box(-np.inf, np.inf, (2,)))):
+        with pytest.raises(NotApplicable, match="Box"):
+            TwoLayers(*spaces)
+
+
+def test_native_contenders_step_and_stand_in_the_tables():
+    native = CONTENDERS["aioenv-native-sync"].measure
+    result = native(Workload("CartPole-v1", 2, 0.05))
+    assert result["env_steps"] == 2 * result["steps"] > 100
+    for measure in (native, METRICS["images"].measures["aioenv-native-exact"]):
+        with pytest.raises(NotApplicable, match="there is no vectorised version of noop"):
+            measure(Workload("noop", 2, 0.05))
+    told = {"rounds": [{}], "ratios": {"bare": 3.0}, "env_steps_per_s": result["env_steps"] / result["seconds"]}
+    rows = {}
+    for key in ("cartpole-64", "ant-64", "images"):
+        row = ROWS[key]
+        names = [name for name in row.contenders if "native" in name]
+        assert len(names) == (3 if key == "images" else 2)
+        results = [{"contender": name, "env-steps/s": 4321.0, **told} for name in names]
+        rows[key] = {"env": row.env, "num_envs": row.num_envs, "metric": row.metric, "results": results, "at": "now"}
+    machine = {"usable_cpus": 2, "system": "", "python": "", "packages": {}}
+    settings = {"rounds": 1, "seconds": 1.0}
+    for row in rows.values():
+        row["foreign_load"] = False
+    text = markdown.render({"machine": machine, "settings": settings, "idle": [], "rows": rows})
+    for line in ("| Ant-v5 x 64, aioenv.sync (backend=native) | ", "| aioenv-native-fast | 4,321.00 | "):
+        assert line in text, text
+    assert "aioenv.sync (backend=native) |" in text.split("Env-steps/s of all contenders:")[1]
+
+
+def draw(file: Path, content: dict) -> list[str]:
+    """The names of the plots, drawn in a process of its own: matplotlib keeps the files of its fonts open."""
+    code = "import json, sys\nfrom pathlib import Path\nfrom benchmarks import plots\n"
+    code += "print(*(file.name for file in plots.draw(Path(sys.argv[1]), json.load(sys.stdin))))"
+    env = {**os.environ, "PYTHONPATH": str(Path(aioenv.__file__).parents[1])}
+    command = [sys.executable, "-c", code, str(file)]
+    done = subprocess.run(
+        command, env=env, input=json.dumps(content), timeout=50, check=True, text=True, stdout=subprocess.PIPE
+    )
+    return done.stdout.split()
+
+
+def test_plots_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = {"contender": "aioenv", "rounds": [{}], "ratios": {"bare": 1.5}, "env_steps_per_s": 1e5}
+    rows = {
+        "cartpole-8": {"env": "CartPole-v1", "num_envs": 8, "metric": "throughput", "results": [result]},
+        "cost-4": {"env": "CartPole-v1", "num_envs": 4, "metric": "cost", "results": [result]},
+    }
+    content = {"machine": {"usable_cpus": 2}, "rows": rows}
+    names = draw(tmp_path / "plots" / "bench.svg", content)
+    assert names == ["bench-tasks.svg", "bench-cost.svg"]
+    assert all(b"<svg" in (tmp_path / "plots" / name).read_bytes() for name in names)
+    assert draw(tmp_path / "bench.svg", {**content, "rows": {}}) == []
+    native = {**result, "contender": "aioenv-native", "ratios": {"raw-batch": 0.9, "raw-loop": 1.1}}
+    rows = {"ant-64": {**rows["cartpole-8"], "env": "Ant-v5", "results": [native]}}
+    assert draw(tmp_path / "bench.svg", {**content, "rows": rows}) == ["bench-native.svg"]
