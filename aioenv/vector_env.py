@@ -59,7 +59,7 @@ from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import check_options, split_reset_options
 from aioenv.state.env_state import EnvState
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.stats.sharing import collected
+from aioenv.stats.sharing import record_pickled
 from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 from aioenv.worker.boot import IGNORABLE
 
@@ -211,7 +211,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._on_timeout = check_on_timeout(on_timeout, restart)
         workers = check_num_workers(1 if debug and num_workers is None else num_workers, self.num_envs)
         self._clock = Clock()
-        with collected() as stats:
+        with record_pickled() as stats:
             code = make_program(env_fns, workers, live=debug)
         self._config = WorkerPoolConfig(
             code=code,
