@@ -196,7 +196,7 @@ class VectorService(SlotService):
             mask[list(rows)] = True
         lost = self._lost
         reset = lost.reset if lost is not None else partial(reset_vector_env, self._env)
-        obs, info = reset(_seed(rows, request.seeds, self._n, request.normalize_seeds), mask, request.options)
+        obs, info = reset(_seed(rows, request.seeds, self._n, request.listed_seeds), mask, request.options)
         if lost is not None and lost.done:
             self._lost = None
         self._ended[list(rows)] = False
