@@ -206,12 +206,12 @@ class NativeVectorEnv(AsyncVectorEnv):
         )
         return self._inprocess
 
-    def _take_over(self, session: Session, backend: Backend) -> None:
+    def _make_parts(self, session: Session, backend: Backend) -> None:
         info = session.env_info
         if self._config.num_workers:
             info.spec = with_num_envs(info.spec, self.num_envs)
         self.autoreset_mode = info.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        super()._take_over(session, backend)
+        super()._make_parts(session, backend)
 
     @property
     def runs(self) -> str:

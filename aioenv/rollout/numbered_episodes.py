@@ -98,7 +98,7 @@ class NumberedEpisodes:
         backend = self._backend
         await backend.drain()
         if backend.outstanding:
-            raise PendingCallError("episodes: there are requests in flight, or results that nobody took; recv() them")
+            raise PendingCallError("episodes: requests are in flight, or results were not taken; recv() takes them")
         if self._latest:  # an iteration that was left early, and is still referenced
             self._latest.pop().end()
         self._latest = runs
@@ -240,7 +240,7 @@ class _EpisodesRun:
             )
         if self._count_requests() != self._requests_before:  # the episodes would be wrong
             raise PendingCallError(
-                "episodes: the slots were stepped or reset, or their states set, by somebody else meanwhile; let the "
+                "episodes: other code has stepped or reset the slots, or set their states, meanwhile; let the "
                 "iteration end before that, or take a vector env of its own"
             )
         reset, self._to_reset = self._to_reset, {}
