@@ -807,7 +807,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         steps = 0 if self._backend is None else self._backend.table.steps
         stats = self._clock.stats(self.num_envs, steps)
         if reset:
-            self._clock.start_anew(steps)
+            self._clock.restart_count(steps)
         return stats
 
     # ------------------------------------------------------------ images

@@ -92,9 +92,7 @@ class ResetRequest(NamedTuple):
     options: dict[str, Any] | None
     reply_all_rows: bool  # reply with the latest observations of all rows, not only of those that were reset
     reply_rows: Sequence[int] | None = None  # reply with the observations of these rows instead
-    normalize_seeds: bool = (
-        False  # the caller listed the seeds: don't take successive numbers for one seed of the batch
-    )
+    listed_seeds: bool = False  # the caller listed the seeds: don't take successive numbers for one seed of the batch
 
 
 class StepRequest(NamedTuple):

@@ -230,7 +230,7 @@ class EnvService(SlotService):
             return None  # a state that overflows may do so in the next step, too: don't write it twice
         buffers, schemas = self._rows.step_buffers, self._gatherer.c_schemas
         fixed, extras = buffers(0, len(self._envs)), self._write_extras
-        return (
+        return FastPath(
             self._action_views,
             self._actions.array,
             *self._stepper.c_arguments,
