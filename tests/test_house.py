@@ -93,7 +93,7 @@ def complaints(file: str, source: str) -> list[str]:
     return found
 
 
-def test_a_room_imports_only_rooms_below_it():
+def test_a_layer_imports_only_layers_below_it():
     files = [file for file in FILES if file != "__init__.py"]
     assert [found for file in files for found in complaints(file, FILES[file].read_text(encoding="utf-8"))] == []
 
@@ -129,7 +129,7 @@ def circle(files: Mapping[str, str]) -> list[str]:
     return next((found for file in files if (found := visit(file, []))), [])
 
 
-def test_no_two_files_need_each_other():
+def test_no_two_files_import_each_other():
     """Nor does any circle of more: who reads one file has only others below it to read."""
     assert circle({file: path.read_text(encoding="utf-8") for file, path in FILES.items()}) == []
 
@@ -145,6 +145,68 @@ def test_circles_are_found():
     assert circle({**files, "ipc/c.py": "from aioenv import ipc"}) == []
 
 
+def test_importing_the_package_imports_no_layer():
+    """`import aioenv` imports no layer: its names come on first use."""
+    tree = ast.parse(FILES["__init__.py"].read_text(encoding="utf-8"))
+    at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [name for node in at_once for _, name in imported(node, "aioenv") if home(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "complaint"),
+    [
+        ("ipc/frames.py", "from aioenv.spaces.layout import Layout", "lies above ipc"),
+        ("ipc/frames.py", "def f():\n    import aioenv.core.slots", "frames.py:2"),
+        ("ipc/frames.py", "import os.path", "os.path is not for ipc"),
+        ("spaces/infos.py", "def f():\n    from asyncio import sleep", "asyncio.sleep is not for spaces"),
+        ("worker/worker_end.py", "import asyncio.subprocess as a", "is not for worker"),
+        ("worker/worker_end.py", "from aioenv.process.launch import spawn", "don't know each other"),
+        ("process/launch.py", "from aioenv import worker", "don't know each other"),
+        ("core/slots.py", "from aioenv import AsyncVectorEnv", "lies above core"),
+        ("core/slots.py", "from .. import make", "aioenv.make lies above core"),
+        ("core/slots.py", "from ..sync import portal", "aioenv.sync.portal lies above core"),
+        ("core/slots.py", "import importlib; importlib.import_module('aioenv.cli')", "lies above core"),
+        ("core/slots.py", "if TYPE_CHECKING:\n    import x\nelse:\n    from aioenv.make import run", "lies above core"),
+        ("core/slots.py", "from aioenv import attic", "is no layer"),
+        ("core/slots.py", "from aioenv.rollout.rollout import Rollouts", "lies above core"),
+        ("state/wrapper_stack.py", "from aioenv.worker.worker_context import row", "lies above state"),
+        ("attic.py", "", "not in the plan"),
+    ],
+)
+def test_the_check_finds_what_it_should(file, source, complaint):
+    (found,) = complaints(file, source)
+    assert complaint in found
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("core/slots.py", "from . import requests\nfrom ..ipc.frames import Kind\nfrom aioenv import WireError"),
+        ("core/slots.py", "import os, asyncio\nfrom aioenv import __version__\nimport aioenv"),
+        ("state/snapshot.py", "from aioenv.state.model_edits import Edits\nfrom . import wrapper_stack"),
+        ("core/slots.py", "if TYPE_CHECKING:\n    from aioenv.make import run"),
+        ("make.py", "from aioenv.vector_env import AsyncVectorEnv\nfrom .rendering import config"),
+    ],
+)
+def test_the_check_finds_nothing_where_nothing_is(file, source):
+    assert complaints(file, source) == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "aioenv",
+        "aioenv.worker.boot",
+        "aioenv.worker.loop",
+        "aioenv.worker.env_service",
+        "aioenv.worker.vector_service",
+        "aioenv.stats",
+        "aioenv.creator",
+    ],
+)
+def test_a_worker_imports_no_asyncio(module):
+    code = f"import sys, {module}; print(sorted({{'asyncio', 'uvloop', 'mujoco', '{module}'}} & {{*sys.modules}}))"
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
     assert done.stdout == f"['{module}']\n", done.stdout + done.stderr
 
