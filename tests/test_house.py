@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -96,6 +97,12 @@ def complaints(file: str, source: str) -> list[str]:
 def test_a_layer_imports_only_layers_below_it():
     files = [file for file in FILES if file != "__init__.py"]
     assert [found for file in files for found in complaints(file, FILES[file].read_text(encoding="utf-8"))] == []
+
+
+def test_the_architecture_page_lists_the_layers_in_their_order():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w./]+)` \|", page[page.index("| layer |") : page.index("## One step")], re.MULTILINE)
+    assert [row.strip("/").removesuffix(".py") for row in rows] == list(LAYERS)
 
 
 def neighbours(file: str, files: Mapping[str, str]) -> set[str]:
