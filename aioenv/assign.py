@@ -1,6 +1,6 @@
-"""Who gets what: episodes, scenes, displays, devices, ranks and seeds for the slots and workers of a vector env.
+"""`plan_workers`: assign episodes, scenes, displays, devices, ranks and seeds to the slots and workers of a vector env.
 
-Nothing is started here, and nothing is read but the arguments: the same ones give the same plan.
+This is pure: nothing is started, and the same arguments give the same plan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIABLES = ("DISPLAY", "CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
 
 
 def spread(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
-    """Split slots into runs (start, stop) of even length, the first ones longer by one if need be."""
+    """Split slots into ranges (start, stop) of equal length; the first ones may be longer by one."""
     base, extra = divmod(num_envs, num_workers)
     bounds = [0]
     for index in range(num_workers):
@@ -32,15 +32,15 @@ def spread(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
 
 
 class Assignment(NamedTuple):
-    """What one slot gets.
+    """The assignment of one slot.
 
     Attributes:
         slot: its number.
         worker: the number of the worker that holds it.
-        episodes: its share of the episodes, in the order to run them; None if the plan has none.
-        scenes: its scenes; None if the plan has none.
+        episodes: its share of the episodes, in the order to run them; None if the plan has no episodes.
+        scenes: its scenes; None if the plan has no scenes.
         rank: 0 … num_envs-1 in evaluation; a number below 2**31 in training.
-        seed: likewise. In training no rank and no seed of a plan are equal.
+        seed: as `rank`. In training all ranks and seeds of a plan are distinct.
     """
 
     slot: int
@@ -52,7 +52,7 @@ class Assignment(NamedTuple):
 
 
 class WorkerPlan(NamedTuple):
-    """Who gets what; made by `plan_workers`. It prints as a table.
+    """The assignments of all slots, made by `plan_workers`. It prints as a table.
 
     The vector env that it describes::
 
@@ -62,8 +62,8 @@ class WorkerPlan(NamedTuple):
         mode: "train" or "eval".
         slots: an `Assignment` for each slot.
         worker_env: the environment variables of each worker, to be set before it imports anything.
-        entropy: what ranks and seeds of a training plan are drawn from: `plan_workers(seed=plan.entropy)` draws
-            them again. None in evaluation, where nothing is drawn.
+        entropy: the source of ranks and seeds of a training plan: `plan_workers(seed=plan.entropy)` draws the same
+            again. None in evaluation, where nothing is drawn.
     """
 
     mode: str
@@ -100,7 +100,7 @@ class WorkerPlan(NamedTuple):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         source = "" if self.entropy is None else f", drawn from seed={self.entropy}"
-        title = f"{self.mode}: {_count(self.num_envs, 'slot')} on {_count(self.num_workers, 'worker')}{source}"
+        title = f"{self.mode}: {_plural(self.num_envs, 'slot')} on {_plural(self.num_workers, 'worker')}{source}"
         return "\n".join([title, *lines])
 
 
@@ -117,27 +117,27 @@ def plan_workers(
     egl_devices: int | str | Iterable[int | str] | None = None,
     seed: int | None = None,
 ) -> WorkerPlan:
-    """Plan who gets what. Nothing is started, and what is given here is not changed.
+    """Plan the assignments of slots and workers. Nothing is started, and no argument is changed.
 
     Args:
-        num_envs: how many slots at most: with fewer episodes than that there are as many slots as episodes.
+        num_envs: how many slots at most: with fewer episodes there are as many slots as episodes.
         mode: "train" draws ranks and seeds; "eval" counts them from 0.
         episodes: dealt to the slots round robin, in order: slot i gets `episodes[i::n]`. Each goes to one slot, once.
-        scene: gives the scene of an episode. Then scenes are dealt to the slots instead, in the order of their first
-            episodes, so that each is loaded by as few envs as can be, and a slot runs the episodes of one scene one
+        scene: returns the scene of an episode. Then scenes are dealt to the slots instead, in the order of their first
+            episodes, so that as few envs as possible load each scene, and a slot runs the episodes of one scene one
             after the other. With fewer scenes than slots, slots of the same scene share its episodes round robin.
         scenes: in place of episodes: slot i gets `scenes[i::n]`; with fewer scenes than slots, one scene each, in turn.
-        num_workers: how many processes hold the slots, in even runs; by default one a slot.
+        num_workers: how many processes hold the slots, in equal shares; by default one for each slot.
         displays: X displays for the workers in turn: ":0,1", [0, 1], ["host:0.1"] …
         devices: CUDA devices for the workers in turn: ids or UUIDs, as a sequence or with commas as in
-            CUDA_VISIBLE_DEVICES; an int n means 0 … n-1. A worker sees its device alone, and draws on it.
-        egl_devices: devices to draw on, if others than `devices`; given alone, CUDA is left as it is.
-        seed: where ranks and seeds come from in training; None for fresh entropy, which the plan then tells. Those of
-            slot i don't depend on how many slots there are.
+            CUDA_VISIBLE_DEVICES; an int n means 0 … n-1. A worker sees only its own device, and renders on it.
+        egl_devices: devices to render on, if others than `devices`; if given alone, CUDA is left as it is.
+        seed: the source of ranks and seeds in training; None for fresh entropy, which is an attribute of the plan.
+            Those of slot i don't depend on the number of slots.
 
     Raises:
-        ValueError: if an argument is none of the values it may have, or there is no episode, scene, display or device
-            where some were announced.
+        ValueError: if an argument has an invalid value, or is an empty sequence of episodes, scenes, displays or
+            devices.
     """
     if mode not in MODES:
         raise ValueError(f"mode: expected one of {', '.join(map(repr, MODES))}, got {mode!r}")
@@ -149,19 +149,19 @@ def plan_workers(
     shards: list[tuple[Any, ...] | None] = [None] * num_envs
     views: list[tuple[Any, ...] | None] = [None] * num_envs
     if episodes is not None:
-        items = _some("episodes", episodes)
+        items = _non_empty_list("episodes", episodes)
         dealt = _deal(items, num_envs) if scene is None else _deal_by_scene(items, num_envs, scene)
         shards = [*dealt]
         views = [None if scene is None else tuple(dict.fromkeys(map(scene, shard))) for shard in dealt]
     elif scenes is not None:
-        items = _some("scenes", scenes)
+        items = _non_empty_list("scenes", scenes)
         views = [tuple(items[i::num_envs]) or (items[i % len(items)],) for i in range(num_envs)]
     n = len(shards)
     workers = min(_positive("num_workers", n if num_workers is None else num_workers), n)
     entropy, ranks, seeds = _draw(seed, n) if mode == "train" else (None, range(n), range(n))
-    holders = [worker for worker, (start, stop) in enumerate(spread(n, workers)) for _ in range(start, stop)]
-    slots = map(Assignment._make, zip(range(n), holders, shards, views, ranks, seeds, strict=True))
-    return WorkerPlan(mode, tuple(slots), _variables(workers, displays, devices, egl_devices), entropy)
+    owners = [worker for worker, (start, stop) in enumerate(spread(n, workers)) for _ in range(start, stop)]
+    slots = map(Assignment._make, zip(range(n), owners, shards, views, ranks, seeds, strict=True))
+    return WorkerPlan(mode, tuple(slots), _worker_variables(workers, displays, devices, egl_devices), entropy)
 
 
 def construct_envs(
@@ -171,21 +171,21 @@ def construct_envs(
     *,
     configure: Callable[[Any, Assignment], Any] | None = None,
 ) -> list[Callable[[], Any]]:
-    """A factory for each slot of a plan: `env_class(config=…)`, and then `env.seed(rank)` where envs have that.
+    """Make a factory for each slot of a plan: `env_class(config=…)`, then `env.seed(rank)` if the env has that.
 
-    Where a slot was dealt episodes, its env also gets `finite_episodes = True`: when its `reset` raises StopIteration,
-    since they are done, the slot is paused, and `AsyncVectorEnv.exhausted` names it. No episode need be there twice.
+    The env of a slot with episodes also gets `finite_episodes = True`. When its `reset` raises StopIteration, since its
+    episodes are done, the slot is paused, and `AsyncVectorEnv.exhausted` names it: no episode has to run twice.
 
     Args:
-        config: of any kind; each slot gets a deep copy, and this one stays as it is.
+        config: any object; each slot gets a deep copy.
         env_class: makes an env from a config.
-        plan: of `plan_workers`.
-        configure: called here with each slot's copy and its `Assignment`; it puts episodes, scenes and what else there
-            is where the env looks for them. It may change the copy, or return another config.
+        plan: a plan of `plan_workers`.
+        configure: called here with each slot's copy and its `Assignment`, to put episodes, scenes and so on where the
+            env looks for them. It may change the copy, or return another config.
 
     Raises:
-        TypeError: if the config can't be copied, or the plan is none.
-        ValueError: if the plan has episodes or scenes, and no `configure` hands them to the envs.
+        TypeError: if the config can't be copied, or `plan` is no WorkerPlan.
+        ValueError: if the plan has episodes or scenes, and there is no `configure` that gives them to the envs.
     """
     if not isinstance(plan, WorkerPlan):
         raise TypeError(f"plan: expected a WorkerPlan, as plan_workers gives it, got {plan!r}")
@@ -229,7 +229,7 @@ def _deal_by_scene(episodes: Sequence[Any], n: int, scene: Callable[[Any], Hasha
     found = list(groups.values())
     if len(found) >= n:
         return [tuple(episode for group in found[i::n] for episode in group) for i in range(n)]
-    # slot i is one of those that scene i % S has; a scene may have fewer episodes than that
+    # slot i gets episodes of scene i % S; a scene may have fewer episodes than slots
     shards = [_deal(group, len(range(index, n, len(found)))) for index, group in enumerate(found)]
     rounds = range(max(map(len, shards)))
     return [own[i] for i in rounds for own in shards if i < len(own)]
@@ -241,14 +241,14 @@ def _draw(seed: int | None, n: int) -> tuple[int, list[int], list[int]]:
 
 
 def draw_seeds(seed: int | None, n: int) -> tuple[int, list[int]]:
-    """n numbers below 2**31, no two of them equal; the first of them are the same for every n.
+    """Draw n distinct numbers below 2**31; the first numbers are the same for every n.
 
     Args:
-        seed: where they come from; None for fresh entropy.
+        seed: their source; None for fresh entropy.
         n: how many.
 
     Returns:
-        What they come from, to draw them again, and the numbers.
+        The entropy, to draw them again, and the numbers.
 
     Raises:
         ValueError: if the seed is no int from 0.
@@ -268,13 +268,13 @@ def draw_seeds(seed: int | None, n: int) -> tuple[int, list[int]]:
     return entropy, drawn[:n].tolist()
 
 
-def _variables(workers: int, displays: Any, devices: Any, egl_devices: Any) -> tuple[dict[str, str], ...]:
+def _worker_variables(workers: int, displays: Any, devices: Any, egl_devices: Any) -> tuple[dict[str, str], ...]:
     envs: list[dict[str, str]] = [{} for _ in range(workers)]
     cuda = _devices("devices", devices)
     columns = {
         "DISPLAY": _displays(displays),
         "CUDA_VISIBLE_DEVICES": cuda,
-        # MuJoCo takes a CUDA id, and of one visible device no id at all: that is what a UUID needs
+        # MuJoCo takes CUDA ids, not UUIDs; with one visible device it needs none
         "MUJOCO_EGL_DEVICE_ID": _devices("egl_devices", egl_devices, numbers=True)
         or [device if device.isdecimal() else "" for device in cuda],
     }
@@ -288,7 +288,7 @@ def _variables(workers: int, displays: Any, devices: Any, egl_devices: Any) -> t
 def _displays(displays: Any) -> list[str]:
     if displays is None:
         return []
-    items = displays.split(",") if isinstance(displays, str) else _some("displays", displays)
+    items = displays.split(",") if isinstance(displays, str) else _non_empty_list("displays", displays)
     names = [str(item).strip() for item in items]
     names = [name if ":" in name else f":{name}" for name in names]
     for name in names:
@@ -304,7 +304,7 @@ def _devices(argument: str, devices: Any, *, numbers: bool = False) -> list[str]
         return []
     if isinstance(devices, (int, np.integer)):
         return [str(index) for index in range(_positive(argument, devices))]
-    items = devices.split(",") if isinstance(devices, str) else _some(argument, devices)
+    items = devices.split(",") if isinstance(devices, str) else _non_empty_list(argument, devices)
     names = [str(item).strip() for item in items]
     pattern = r"\d+" if numbers else r"\d+|[A-Za-z]+-[\w./-]+"
     for name in names:
@@ -314,7 +314,7 @@ def _devices(argument: str, devices: Any, *, numbers: bool = False) -> list[str]
     return names
 
 
-def _some(argument: str, values: Any) -> list[Any]:
+def _non_empty_list(argument: str, values: Any) -> list[Any]:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise ValueError(f"{argument}: expected a sequence, got {values!r}")
     items = list(values)
@@ -334,5 +334,5 @@ def _shorten(scenes: Iterable[Any]) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _count(number: int, noun: str) -> str:
+def _plural(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("s" if number != 1 else "")

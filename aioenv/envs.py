@@ -1,4 +1,4 @@
-"""Envs of several actors as Gymnasium envs: PettingZoo's parallel envs, and envs whose steps have parts."""
+"""Envs of several actors as Gymnasium envs: PettingZoo's parallel envs, and envs that step in sub-steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Rewards = npt.NDArray[np.float32]
 
 
 class ActorID(NamedTuple):
-    """Whose turn it is.
+    """The actor whose turn it is.
 
     Attributes:
-        step_key: the part of the step, a key of the spaces.
-        agent_id: who acts in it, among those that take turns there; None for all at once.
+        step_key: the sub-step, a key of the spaces.
+        agent_id: the agent that acts in it; None if all agents act at once.
     """
 
     step_key: Hashable
@@ -30,10 +30,10 @@ class ActorID(NamedTuple):
 
 
 class ActorEnv(Env[Any, Any]):
-    """A Gymnasium env over one of another interface. What it does not have itself, the one below is asked for.
+    """A Gymnasium env around an env of another interface, to which it forwards unknown attributes.
 
     Attributes:
-        env: the one below.
+        env: the wrapped env.
     """
 
     def __init__(self, env: Any) -> None:
@@ -42,48 +42,49 @@ class ActorEnv(Env[Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
 
     def __getattr__(self, name: str) -> Any:
-        # not its state: who acts, and the rewards that are kept here, would be missing from that
+        # not `get_state`: it would lack the rewards and the actor that are kept here
         if name.startswith("_") or name in ("env", "get_state", "set_state"):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return getattr(self.env, name)
 
     def actor_id(self) -> ActorID:
-        """Whose turn it is."""
+        """Return the actor whose turn it is."""
         raise NotImplementedError
 
     def is_actor_done(self) -> bool:
-        """Whether this actor has nothing more to do in this episode."""
+        """Return whether this actor has nothing more to do in this episode."""
         raise NotImplementedError
 
     def actor_rewards(self) -> Rewards | None:
-        """The reward of each actor in the last whole step, also after a reset: float32 `(n_actors,)`, or None."""
+        """Return each actor's reward in the last whole step, also after a reset: float32 `(n_actors,)`, or None."""
         raise NotImplementedError
 
     def render(self) -> Any:
-        """What the env below draws."""
+        """Render the wrapped env."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the env below."""
+        """Close the wrapped env."""
         self.env.close()
 
 
 class PettingZooEnv(ActorEnv):
     """A `pettingzoo.ParallelEnv` as a Gymnasium env, in which all agents act at once.
 
-    Observations and actions are dicts by agent, with an entry for every agent there may be, since the spaces of a batch
-    are fixed. Info dicts have, as bool arrays in the order of `possible_agents`: "agent_mask", who is there and acts
-    next; "terminations" and "truncations", whose part has just ended. Who is not there observes zeros, and its action
-    is ignored. Who has just left still has its last observation. "agents" has the infos of agents that have any.
+    Observations and actions are dicts by agent, with an entry for every possible agent, since the spaces of a batch are
+    fixed. Info dicts have bool arrays in the order of `possible_agents`: "agent_mask" has the agents that are present
+    and act next, "terminations" and "truncations" those whose episode has just ended. An absent agent observes zeros,
+    and its action is ignored; an agent that has just left still has its last observation. "agents" has the infos of
+    agents that have any.
 
-    The reward is the sum over agents; `actor_rewards` has them one by one. An episode ends when nobody is left: it is
-    terminated if the part of one that left last was terminated, else truncated.
+    The reward is the sum over agents; `actor_rewards` has them one by one. An episode ends when no agent is left: it is
+    terminated if an agent that left last was terminated, else truncated.
 
     Args:
         env: a parallel env, as `module.parallel_env()` makes it.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if it is no parallel env.
     """
 
     def __init__(self, env: Any) -> None:
@@ -127,10 +128,10 @@ class PettingZooEnv(ActorEnv):
         return {**self._zeros, **observations}, self._inform(infos, (), ())
 
     def step(self, action: Mapping[Any, Any]) -> tuple[dict[Any, Any], float, bool, bool, dict[str, Any]]:
-        """Step, with the actions of those that are there.
+        """Step, with the actions of the agents that are present.
 
         Raises:
-            ResetNeededError: if nobody is left.
+            ResetNeededError: if no agent is left.
         """
         if not self.env.agents:
             raise ResetNeededError("step: no agent is left, reset this env first")
@@ -141,72 +142,73 @@ class PettingZooEnv(ActorEnv):
         self._rewards = np.zeros(len(self._agents), np.float32)
         for agent, reward in rewards.items():
             self._rewards[self._places[agent]] = reward
-        over = not self.env.agents
+        ended = not self.env.agents
         info = self._inform(infos, terminated, truncated)
-        ends = bool(over and terminated)
-        return {**self._zeros, **observations}, float(sum(rewards.values())), ends, over and not ends, info
+        terminates = bool(ended and terminated)
+        return {**self._zeros, **observations}, float(sum(rewards.values())), terminates, ended and not terminates, info
 
     def actor_id(self) -> ActorID:
-        """All agents act at once."""
+        """Return the actor: all agents act at once."""
         return ActorID(0)
 
     def is_actor_done(self) -> bool:
-        """Whether nobody is left."""
+        """Return whether no agent is left."""
         return not self.env.agents
 
     def actor_rewards(self) -> Rewards:
-        """The reward of each possible agent in the last step, 0 for who was not there; a reset leaves it as it is."""
+        """Return the reward of each possible agent in the last step, 0 for absent ones; a reset does not change it."""
         return self._rewards
 
 
 class StructuredEnv(Protocol):
-    """A step of this env is a round of sub-steps; in each, one actor gets an observation and acts.
+    """An env whose step is a round of sub-steps; in each, one actor gets an observation and acts.
 
-    It has a `render`, too, if it is to be drawn.
+    It also has a `render` if it can be drawn.
 
     Attributes:
         observation_spaces, action_spaces: by step key, in the order of a round.
     """
 
-    @property  # of any type of spaces; a plain attribute will do
+    @property  # a property, so that subtypes of Space fit; a plain attribute will do
     def observation_spaces(self) -> Mapping[Any, Space[Any]]:
-        """Of what actors observe, by step key."""
+        """The observation spaces, by step key."""
 
     @property
     def action_spaces(self) -> Mapping[Any, Space[Any]]:
-        """Of what they do, by step key."""
+        """The action spaces, by step key."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode: what the first actor observes, and an info dict."""
+        """Begin an episode; return the observation of the first actor, and an info dict."""
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Act for whom `actor_id` names: what the next one observes, the reward, and the rest as in Gymnasium."""
+        """Act for the actor of `actor_id`; return the observation of the next one, and the rest as in Gymnasium."""
 
     def actor_id(self) -> tuple[Any, Any]:
-        """Whose turn it is, as an `ActorID` or a plain pair: step key and agent."""
+        """Return the actor whose turn it is, as an `ActorID` or a plain pair: step key and agent."""
 
     def is_actor_done(self) -> bool:
-        """Whether this actor has nothing more to do in this episode."""
+        """Return whether this actor has nothing more to do in this episode."""
 
     def actor_rewards(self) -> Any:
-        """A reward for each actor in the last round that was completed; None if there is no such thing."""
+        """Return a reward for each actor in the last completed round; None if there are no such rewards."""
 
     def close(self) -> None:
-        """As in Gymnasium."""
+        """Close the env, as in Gymnasium."""
 
 
 class SubStepEnv(ActorEnv):
-    """A structured env as a Gymnasium env, which makes one sub-step a step.
+    """A structured env as a Gymnasium env, each step of which makes one sub-step.
 
-    Observations and actions are dicts by step key. What is not the current actor's is zero in an observation, and
-    ignored in an action. Info dicts have "sub_step", the place of the current step key among all, and "agent_id".
+    Observations and actions are dicts by step key. Entries of actors other than the current one are zero in an
+    observation, and ignored in an action. Info dicts have "sub_step", the index of the current step key, and
+    "agent_id".
 
     Args:
         env: a `StructuredEnv`.
 
     Raises:
-        TypeError: if it is none.
-        ValueError: if observation and action spaces have different keys, or none.
+        TypeError: if it is no `StructuredEnv`.
+        ValueError: if observation and action spaces have different keys, or no keys.
     """
 
     def __init__(self, env: StructuredEnv) -> None:
@@ -224,9 +226,9 @@ class SubStepEnv(ActorEnv):
         self.action_space = spaces.Dict({key: env.action_spaces[key] for key in self._keys})
         self._zeros = {key: create_zero_array(space) for key, space in env.observation_spaces.items()}
         self._stepped = False
-        self._kept: Rewards | None = None  # of the episode before
+        self._last_rewards: Rewards | None = None  # of the episode before
 
-    def _look(self, obs: Any, info: dict[str, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
+    def _to_dicts(self, obs: Any, info: dict[str, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
         key, agent = self.env.actor_id()
         if key not in self._zeros:
             raise ValueError(f"actor_id: expected a step key of {self._keys}, got {key!r}")
@@ -238,30 +240,30 @@ class SubStepEnv(ActorEnv):
         """Begin an episode."""
         super().reset(seed=seed)
         if self._stepped:
-            self._kept = self._ask()
+            self._last_rewards = self._read_rewards()
             self._stepped = False
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._look(obs, info)
+        return self._to_dicts(obs, info)
 
     def step(self, action: Mapping[Any, Any]) -> tuple[dict[Any, Any], SupportsFloat, bool, bool, dict[str, Any]]:
         """Make one sub-step, with the current actor's action."""
         obs, reward, terminated, truncated, info = self.env.step(action[self.env.actor_id()[0]])
         self._stepped = True
-        obs, info = self._look(obs, info)
+        obs, info = self._to_dicts(obs, info)
         return obs, reward, terminated, truncated, info
 
     def actor_id(self) -> ActorID:
-        """Whose turn it is."""
+        """Return the actor whose turn it is."""
         return ActorID(*self.env.actor_id())
 
     def is_actor_done(self) -> bool:
-        """Whether this actor has nothing more to do in this episode."""
+        """Return whether this actor has nothing more to do in this episode."""
         return bool(self.env.is_actor_done())
 
     def actor_rewards(self) -> Rewards | None:
-        """The actors' rewards in the last round; right after a reset those of the episode before."""
-        return self._ask() if self._stepped or self._kept is None else self._kept
+        """Return the actors' rewards in the last round; right after a reset those of the episode before."""
+        return self._read_rewards() if self._stepped or self._last_rewards is None else self._last_rewards
 
-    def _ask(self) -> Rewards | None:
+    def _read_rewards(self) -> Rewards | None:
         rewards = self.env.actor_rewards()
         return None if rewards is None else np.array(rewards, np.float32)

@@ -1,7 +1,7 @@
-"""Every exception that aioenv raises, and every warning.
+"""Every exception and warning of aioenv.
 
-Where Gymnasium or the standard library has an exception for the case, ours is also one of those, so that
-`except` clauses written for `gymnasium.vector` keep working.
+Where Gymnasium or the standard library has an exception for the case, ours is a subclass of it, so `except` clauses
+written for `gymnasium.vector` keep working.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ __all__ = [
     "WorkerStartError",
 ]
 
-# Code between a call of this package and a warning: its own, and cloudpickle's, which pickles with it.
-_OURS = (os.path.dirname(__file__) + os.sep, os.path.dirname(cloudpickle.__file__) + os.sep)
+# Frames of these packages are skipped to find the caller of a warning; cloudpickle calls our picklers.
+_SKIPPED_PATHS = (os.path.dirname(__file__) + os.sep, os.path.dirname(cloudpickle.__file__) + os.sep)
 
 
 class AioenvError(Exception):
-    """The base of every aioenv exception."""
+    """The base class of all aioenv exceptions."""
 
 
 class WireError(AioenvError):
-    """Bytes on the wire are not a valid frame. The connection that they came from can't be used any more."""
+    """Received bytes are not a valid frame; their connection can't be used any more."""
 
 
 class ClosedError(AioenvError, gym_error.ClosedEnvironmentError, RuntimeError):
-    """An operation was asked of a vector env (or pool) after `close()`."""
+    """A vector env or pool was used after `close()`."""
 
     @classmethod
     def of(cls, what: str) -> Self:
-        """That of whatever was closed: "the render pool", say."""
+        """Return the error of an object that was closed: "the render pool", say."""
         return cls(f"{what} was closed: it can't be used any more, make another one")
 
 
 class PendingCallError(AioenvError, gym_error.AlreadyPendingCallError):
-    """A request was made of slots that still have one in flight. Nothing was sent."""
+    """A request named slots that still have one in flight. Nothing was sent."""
 
     def __init__(self, message: str, name: str = "step") -> None:
         super().__init__(message, name)
@@ -86,17 +86,17 @@ class PausedError(AioenvError, ValueError):
 
 
 class EpisodesDone(AioenvError):
-    """For envs to raise in `reset`: there is no further episode. Their slot is paused, and `exhausted` names it.
+    """Raised by the `reset` of an env that has no further episode. Its slot is paused, and `exhausted` names it.
 
     Attributes:
-        partial: where `evaluate` raises it, since envs had fewer episodes than it was to run: an `Evaluation` of those.
+        partial: if `evaluate` raises it, since envs had fewer episodes than it was to run: an `Evaluation` of those.
     """
 
     partial: Any = None
 
 
 class NoAsyncCallError(AioenvError, gym_error.NoAsyncCallError):
-    """`recv()` was called with nothing in flight: it could never return."""
+    """`recv()` was called with nothing in flight, so it could never return."""
 
     def __init__(self, message: str, name: str = "recv") -> None:
         super().__init__(message, name)
@@ -106,23 +106,23 @@ class NoAsyncCallError(AioenvError, gym_error.NoAsyncCallError):
 
 
 class LoopError(AioenvError, RuntimeError):
-    """An object was used from an event loop (or thread) other than the one that it belongs to."""
+    """An object was used from another event loop (or thread) than the one that it belongs to."""
 
 
 class NestedProcessError(AioenvError, pickle.PicklingError):
-    """An env sends something of the user's script to a process that it starts by spawn or forkserver.
+    """An env sends an object of the user's script to a process that it starts by spawn or forkserver.
 
-    The script does not run a second time there: fork such processes, or move what they need to a module.
+    The script does not run a second time there: fork such processes, or move the code that they need to a module.
     """
 
 
 class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):
-    """`timeout_s` passed before every reply was in. Nothing is lost: `recv()` takes the late result.
+    """`timeout_s` passed before all replies arrived. Nothing is lost: `recv()` returns the late result.
 
     Attributes:
-        slots: those without a reply.
-        running: those of them whose envs were being run just then: if one hangs, it is among these.
-        partial: what there is of the batch, of the type that the call would have returned, in arrays of its own;
+        slots: the slots without a reply.
+        running: those of them whose envs were running at that moment: if one hangs, it is among these.
+        partial: the partial result of the batch, of the type that the call would have returned, in arrays of its own;
             slots without a reply hold zeros. None if there was no batch.
     """
 
@@ -134,18 +134,18 @@ class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):
 
 
 class ArgumentError(AioenvError, TypeError):
-    """An argument has a name that nothing has, but that resembles one of ours."""
+    """An unknown argument has a name that resembles one of ours."""
 
 
 class ActionError(AioenvError, ValueError):
-    """Actions don't fit the action space: the message says what was expected and what was got."""
+    """Actions don't fit the action space; the message says what was expected and what was got."""
 
 
 class NumericsError(AioenvError, ValueError):
-    """With `check_numerics=True`: an env has given a NaN or an infinite number; it is the `__cause__` of an EnvError.
+    """An env returned a NaN or an infinite number, with `check_numerics=True`; it is the `__cause__` of an EnvError.
 
     Attributes:
-        step: in which step since the slot's reset; 0: in the reset.
+        step: the step since the slot's reset; 0: the reset.
     """
 
     def __init__(self, message: str, step: int = 0) -> None:
@@ -154,7 +154,7 @@ class NumericsError(AioenvError, ValueError):
 
 
 class ResetNeededError(AioenvError, gym_error.ResetNeeded):
-    """A slot was stepped although its episode is over (autoreset disabled), or before its first reset."""
+    """A slot was stepped after the end of its episode (autoreset disabled), or before its first reset."""
 
 
 class OutOfStepError(AioenvError, RuntimeError):
@@ -166,24 +166,24 @@ class SpaceMismatchError(AioenvError, RuntimeError):
 
 
 class VersionError(AioenvError, ImportError):
-    """A library is too old, for aioenv or for what was asked of it; the message names the least version."""
+    """A library is too old for aioenv, or for the requested feature; the message names the least version."""
 
 
 class UnsendableError(AioenvError, TypeError):
-    """An env used something that could not be sent to its worker; the message names it, its user and the reason."""
+    """An env used a value that could not be sent to its worker; the message names it, its user and the reason."""
 
 
 class ResumeError(AioenvError, ValueError):
-    """Envs can't be resumed, or can't take on a state: the message names the env or the wrapper in the way."""
+    """Envs can't be resumed, or a state can't be set; the message names the env or wrapper that prevents it."""
 
 
 class RenderError(AioenvError, RuntimeError):
-    """Images can't be had: no OpenGL, no render mode, or a render worker failed.
+    """Images can't be rendered: no OpenGL, no render mode, or a render worker failed.
 
     Attributes:
-        slots: those of a vector env whose images of a step are missing, ascending; empty if it is not about slots.
-        partial: the images of the step as far as they came: as arrays of the usual shape, zero for `slots`; where envs
-            draw themselves, as a tuple of one image a slot, None for `slots`. None if none came.
+        slots: slots of a vector env whose images of a step are missing, ascending; empty if it does not concern slots.
+        partial: the other images of the step: arrays of the usual shape, zero for `slots`; if envs render themselves, a
+            tuple of one image a slot, None for `slots`. None if there are no images.
     """
 
     slots: tuple[int, ...] = ()
@@ -191,15 +191,15 @@ class RenderError(AioenvError, RuntimeError):
 
 
 class RenderTimeout(RenderError, TimeoutError):
-    """A render worker finished nothing for `timeout_s`. It is killed, and started again if it may be."""
+    """A render worker finished nothing for `timeout_s`. It is killed, and restarted if its policy allows that."""
 
 
 class WorkerStartError(AioenvError, RuntimeError):
-    """A worker did not come up: its factory raised, its process died, or `start_timeout_s` passed.
+    """A worker did not start: its factory raised, its process died, or `start_timeout_s` passed.
 
     Attributes:
-        slots: the slots that the worker was to hold.
-        pid: the process id, or None if there never was a process.
+        slots: the slots of the worker.
+        pid: the process id, or None if no process was started.
         traceback: the worker's own traceback, or "".
         stderr: the last lines that the worker wrote to its stdout and stderr.
     """
@@ -221,21 +221,21 @@ class WorkerStartError(AioenvError, RuntimeError):
 
 
 class StartTimeout(WorkerStartError, TimeoutError):
-    """`start_timeout_s` passed before a worker was up. Its `stderr`, with which the message ends, shows where."""
+    """`start_timeout_s` passed before a worker was ready. The message ends with its `stderr`, which shows where."""
 
 
 class SlotError(AioenvError):
-    """Something went wrong in some slots of a batch; the other slots are unharmed.
+    """Some slots of a batch failed; the other slots are not affected.
 
     Attributes:
         slot: the slot (the lowest one, if several failed).
-        slots: every slot that this one error concerns.
+        slots: every slot that this error concerns.
         pid: the process id of its worker.
         traceback: the traceback in the worker, or "".
         stderr: the last lines that the worker wrote to its stdout and stderr.
-        partial: the result of the batch as far as it came, of the type that the call would have returned;
-            failed slots hold reward 0, flags False and an undefined observation. None if there was no batch.
-        errors: all errors of the batch, this one among them, by slot.
+        partial: the partial result of the batch, of the type that the call would have returned; failed slots hold
+            reward 0, flags False and an undefined observation. None if there was no batch.
+        errors: all errors of the batch, including this one, by slot.
     """
 
     def __init__(
@@ -256,16 +256,16 @@ class SlotError(AioenvError):
         self.partial: Any = None
         self.errors: tuple[SlotError, ...] = (self,)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # an exception's own calls the class with nothing but the message
+    def __reduce__(self) -> tuple[Any, ...]:  # that of Exception would call the class with the message alone
         return _restore, (type(self), self.args), self.__dict__
 
     def concern(self, slots: tuple[int, ...]) -> None:
-        """Make it an error of these slots alone."""
+        """Restrict the error to these slots."""
         self.slots = slots
         self.slot = slots[0]
 
     def _refer_to(self, slot: int) -> None:
-        """Say in place of the traceback that it is that of another slot: a bug that all envs have is told once."""
+        """Replace the traceback in the message by a reference to another slot's: a bug of all envs is reported once."""
         text = str(self)
         end = text.rfind("\n" + self.traceback)
         if end > 0:
@@ -273,12 +273,12 @@ class SlotError(AioenvError):
 
     @staticmethod
     def join(errors: list[SlotError], partial: Any) -> SlotError:
-        """One error of a batch: the only one there is, or a group of all, which goes by the lowest slot's.
+        """Join the errors of a batch: return the only one, or a group with the attributes of the lowest slot's error.
 
-        The group is an `ExceptionGroup`. It is also an `EnvError` or a `WorkerDied` if all of them are.
+        The group is an `ExceptionGroup`. It is also an `EnvError` or a `WorkerDied` if all errors are.
         """
         errors = sorted(errors, key=lambda error: error.slot)
-        known: dict[str, int] = {}  # where tracebacks were raised, and the first slot that has each
+        known: dict[str, int] = {}  # the first slot of each traceback, by its lines of code
         for error in errors:
             where = "".join(line for line in error.traceback.splitlines() if line.startswith("  "))
             if where and known.setdefault(where, error.slot) != error.slot:
@@ -302,18 +302,18 @@ class EnvError(SlotError):
     """An env raised. Its slot is FAILED until it is reset.
 
     The original exception is `__cause__`, with its own causes, contexts and members. Attributes that do not pickle are
-    left out, and a note says so; if its class can't be sent, `__cause__` is None, and a note says why.
+    left out, and a note says so. If its class can't be sent, `__cause__` is None, and a note gives the reason.
     """
 
 
 class WorkerDied(SlotError, EOFError):
     """A worker's process ended: by a signal, by an exit, or because its stream broke.
 
-    It is also the EOFError that Gymnasium's AsyncVectorEnv raises then.
+    It is also an EOFError, which Gymnasium's AsyncVectorEnv raises in this case.
 
     Attributes:
-        slot: the slot whose env was being run, where that is known.
-        running: the same, or None if no env was being run, or if it is not known.
+        slot: the slot whose env was running, if that is known.
+        running: that slot, or None if no env was running or it is not known.
         returncode: the exit code, `-N` for signal N, or None if it is not known.
     """
 
@@ -333,9 +333,9 @@ class WorkerDied(SlotError, EOFError):
 
 
 class SlotErrorGroup(SlotError, ExceptionGroup[SlotError]):
-    """Several errors of one batch. Its attributes are those of the first, but for `slots`, which has all.
+    """Several errors of one batch. Its attributes are those of the first error, except `slots`, which has all slots.
 
-    `except*` takes it apart; `errors` lists them.
+    `except*` splits it; `errors` lists the errors.
     """
 
     def __new__(cls, message: str, errors: Sequence[SlotError]) -> Self:  # noqa: D102
@@ -351,14 +351,14 @@ class SlotErrorGroup(SlotError, ExceptionGroup[SlotError]):
 
     @classmethod
     def of(cls, errors: Sequence[SlotError]) -> Self:
-        """The group of these errors; the message is the first one's, and says how many more there are."""
+        """Make a group of errors; its message is that of the first, and the number of the others."""
         return cls(f"{errors[0]}\nand {len(errors) - 1} more, in slots {[e.slot for e in errors[1:]]}", errors)
 
     def __str__(self) -> str:
         return self.message
 
     def derive(self, excs: Sequence[Any], /) -> SlotErrorGroup:  # type: ignore[override]
-        """The group of a part of them."""
+        """Make a group of a part of the errors, for `except*`."""
         return SlotErrorGroup(self.message, excs)
 
 
@@ -371,7 +371,7 @@ class WorkerDiedGroup(SlotErrorGroup, WorkerDied):
 
 
 def describe_exit(returncode: int | None) -> str:
-    """Words for how a process ended: "was killed by SIGSEGV", "exited with code 3"."""
+    """Describe how a process ended: "was killed by SIGSEGV", "exited with code 3"."""
     if returncode is None:
         return "ended (how is not known)"
     if returncode < 0:
@@ -383,19 +383,19 @@ def describe_exit(returncode: int | None) -> str:
 
 
 class SoftwareRenderWarning(RuntimeWarning):
-    """Images are drawn by the CPU though the machine has a GPU; the message says what is missing."""
+    """Images are rendered on the CPU although the machine has a GPU; the message says what is missing."""
 
 
 class StaleViewWarning(RuntimeWarning):
-    """With `copy=False`, and the loop in debug mode: a result is about to be overwritten that is still in use."""
+    """A result that is still in use is about to be overwritten; with `copy=False` and the loop in debug mode."""
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
-    """Warn at the line that called this package, which is what filters and readers go by.
+    """Warn at the line that called this package, by which filters match and users find the cause.
 
-    In a task of its own, such as that of `asyncio.wait_for`, it is the line of asyncio that runs the task.
+    In a task of its own, such as that of `asyncio.wait_for`, this is the line of asyncio that runs the task.
     """
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED_PATHS):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

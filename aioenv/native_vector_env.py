@@ -156,7 +156,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             if not split and given is not None:
                 raise ValueError(f"{name}: it is about worker processes; use num_workers=1 or more")
         if run_in == "inline" and timeout_s is not None:
-            raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
+            raise ValueError('timeout_s: with run_in="inline" a wait for the env can\'t end early; use run_in="thread"')
         self.closed = False
         self.copy = copy
         check_render(render, pixels)
@@ -206,12 +206,12 @@ class NativeVectorEnv(AsyncVectorEnv):
         )
         return self._inprocess
 
-    def _take_over(self, session: Session, backend: Backend) -> None:
+    def _make_parts(self, session: Session, backend: Backend) -> None:
         info = session.env_info
         if self._config.num_workers:
             info.spec = with_num_envs(info.spec, self.num_envs)
         self.autoreset_mode = info.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        super()._take_over(session, backend)
+        super()._make_parts(session, backend)
 
     @property
     def runs(self) -> str:
@@ -220,7 +220,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             return "workers" if self._config.num_workers else self._run_in
         return "inline" if self._backend is not None and self._inprocess.steps_inline else "thread"
 
-    def _step_here(self, actions: Any) -> StepResult | None:
+    def _step_inline(self, actions: Any) -> StepResult | None:
         """Step on the thread of a blocking caller, while the loop is idle; return None if the loop must do it."""
         backend = self._inprocess
         if backend is None or self.closed or not backend.can_step_inline or backend.table.paused is not None:
@@ -231,7 +231,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         finally:
             wait.end()
 
-    def _fit_here(self, actions: Any) -> Any:
+    def _checked_actions(self, actions: Any) -> Any:
         """Return a checked copy of actions, for a vector env in this process that steps later."""
         assert self._inprocess is not None
         return self._inprocess.checked_actions(actions)

@@ -9,13 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from aioenv.errors import WorkerStartError
-
 __all__ = [
     "check_nested_start",
     "cpu_quota",
     "declare_worker_process",
-    "leave_cpus_to_others",
+    "limit_cpus",
     "oom_kills",
     "usable_cpus",
 ]
@@ -23,12 +21,13 @@ __all__ = [
 _MOUNT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
-_share: int | None = None  # a worker's of the CPUs
+_cpu_share: int | None = None  # of a worker
+_is_worker_process = False
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use: by its affinity, its container's quota, and as one of several workers."""
-    if hasattr(os, "process_cpu_count"):  # as `python -X cpu_count` and PYTHON_CPU_COUNT have it
+    """Return how many CPUs this process may use, by its affinity, its container's quota, and its share as a worker."""
+    if hasattr(os, "process_cpu_count"):  # it respects `python -X cpu_count` and PYTHON_CPU_COUNT
         cpus = os.process_cpu_count() or 1
     elif hasattr(os, "sched_getaffinity"):
         cpus = len(os.sched_getaffinity(0))
@@ -37,24 +36,24 @@ def usable_cpus() -> int:
     quota = cpu_quota()
     if quota is not None:
         cpus = max(1, min(cpus, math.ceil(quota)))
-    return cpus if _share is None else min(cpus, _share)
+    return cpus if _cpu_share is None else min(cpus, _cpu_share)
 
 
-def leave_cpus_to_others(share: int | None) -> None:
-    """Let `usable_cpus` of this process say `share` at most: it is a worker, and there are others. None: all it may."""
-    global _share
-    _share = share
+def limit_cpus(share: int | None) -> None:
+    """Limit `usable_cpus` of this process, a worker among others, to its share; None: no limit."""
+    global _cpu_share
+    _cpu_share = share
 
 
 def cpu_quota(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> float | None:
-    """How many CPUs' time the control groups of this process may use (`docker --cpus`, Kubernetes' `limits.cpu`).
+    """Return the CPU limit of this process's control groups (`docker --cpus`, Kubernetes' `limits.cpu`).
 
     Args:
         mount: where control groups are mounted.
-        membership: which of them this process is in.
+        membership: the file that lists the groups of this process.
 
     Returns:
-        CPUs, the least of all groups; None where there is no limit.
+        CPUs, the least of all groups; None if there is no limit.
     """
     quotas = []
     for group in _groups(mount, membership, "cpu"):
@@ -71,14 +70,14 @@ def cpu_quota(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> float | N
 
 
 def oom_kills(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int | None:
-    """How many processes of this process's control group the kernel has killed because memory ran out.
+    """Return how many processes of this process's control group the out-of-memory killer has killed.
 
     Args:
         mount: see `cpu_quota`.
-        membership: likewise.
+        membership: see `cpu_quota`.
 
     Returns:
-        The number so far; None where nobody counts.
+        The number so far; None if the kernel does not count them.
     """
     for group in _groups(mount, membership, "memory"):
         for name in ("memory.events", "memory.oom_control"):
@@ -90,10 +89,10 @@ def oom_kills(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int | Non
 
 
 def _groups(mount: Path, membership: Path, controller: str) -> Iterator[Path]:
-    """The directories of the groups of this process that a controller may have, innermost first.
+    """Yield the directories of the groups of this process for a controller, innermost first.
 
-    Both versions of control groups may be there. Inside a container what is mounted may be the process's own group,
-    whatever the path to it says.
+    Both versions of control groups may be in use. Inside a container the mounted group may be the process's own,
+    whatever its path says.
     """
     with contextlib.suppress(OSError):
         for line in membership.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
@@ -108,34 +107,33 @@ def _groups(mount: Path, membership: Path, controller: str) -> Iterator[Path]:
             yield from (group for group in (own, *own.parents) if group == root or root in group.parents)
 
 
-_declared = False
-
-
 def declare_worker_process() -> None:
     """Remember that this process is a worker or a fork server (see `check_nested_start`)."""
-    global _declared
-    _declared = True
+    global _is_worker_process
+    _is_worker_process = True
 
 
 def check_nested_start() -> None:
-    """See that nothing is about to be started without end.
+    """Refuse to start envs from a module that workers import: they would start envs without end.
 
     Raises:
-        WorkerStartError: if this is a worker or a fork server, in the middle of an import.
+        WorkerStartError: if this is a worker or a fork server in the middle of an import.
     """
-    if not _declared:
+    if not _is_worker_process:
         return
-    # what `import` itself goes by to tell that a module is half done
-    half_done = [name for name, module in list(sys.modules.items()) if _is_half_done(module)]
-    if half_done:
+    # by the attribute with which `import` itself marks unfinished modules
+    unfinished = [name for name, module in list(sys.modules.items()) if _is_initializing(module)]
+    if unfinished:
+        from aioenv.errors import WorkerStartError  # here: `aioenv doctor` works without Gymnasium, which it imports
+
         raise WorkerStartError(
-            f"module {half_done[-1]} starts envs when it is imported, and their workers import it again, so that there "
-            "would be no end of them. What only the main program shall do belongs under "
+            f"module {unfinished[-1]} starts envs when it is imported, and their workers import it again, so that "
+            "there would be no end of them. What only the main program shall do belongs under "
             "`if __name__ == '__main__':`"
         )
 
 
-def _is_half_done(module: object) -> bool:
+def _is_initializing(module: object) -> bool:
     try:
         spec = object.__getattribute__(module, "__spec__")  # a lazy module would load itself to answer `getattr`
     except AttributeError:

@@ -1,6 +1,6 @@
-"""Versions of the libraries that this one is written for: another package may have had older ones installed.
+"""Check the versions of required libraries: another package may have installed older ones.
 
-Only their metadata is looked at: what is too old may fail to be imported, with an error that says less.
+Only their metadata is read: the import of a library that is too old may fail, with an error that says less.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _checked = False
 
 
 def check_requirements() -> None:
-    """See that no library is too old. It is done once a process.
+    """Raise unless all libraries are new enough; checked once a process.
 
     Raises:
-        VersionError: if one is; an ImportError if that can't be had without the library.
+        VersionError: if one is too old; a plain ImportError if `aioenv.errors` can't be imported with it.
     """
     global _checked
     if _checked:
@@ -38,7 +38,7 @@ def check_requirements() -> None:
 
 
 def problem_of(name: str) -> str | None:
-    """Say what is wrong with the version of a library; None if nothing is, or it is not installed."""
+    """Return a message if a library is too old; None if it is new enough, or not installed."""
     found, least = installed(name), LEAST.get(name)
     if found is None or least is None or not _is_older(found, least):
         return None
@@ -46,12 +46,12 @@ def problem_of(name: str) -> str | None:
 
 
 def require(name: str, least: str, feature: str) -> None:
-    """See that a library is new enough for one feature.
+    """Raise unless a library is new enough for one feature.
 
     Args:
         name: of the library.
-        least: the first version that will do.
-        feature: what needs it, as the subject of a sentence.
+        least: the first version that is new enough.
+        feature: the feature that needs it, as the subject of a sentence.
 
     Raises:
         VersionError: if the library is older.
@@ -62,13 +62,13 @@ def require(name: str, least: str, feature: str) -> None:
 
 
 def has_batch() -> bool:
-    """Tell whether the installed MuJoCo can step many simulations as one batch."""
+    """Return whether the installed MuJoCo can step many simulations as one batch."""
     found = installed("mujoco")
     return found is None or not _is_older(found, _BATCH)
 
 
 def require_batch() -> None:
-    """See that MuJoCo can step many simulations as one batch.
+    """Raise unless MuJoCo can step many simulations as one batch.
 
     Raises:
         VersionError: if it is too old for that.
@@ -77,7 +77,7 @@ def require_batch() -> None:
 
 
 def installed(name: str) -> str | None:
-    """Get the version of a distribution; None if it is not installed, or its metadata is broken."""
+    """Return the version of a distribution; None if it is not installed, or its metadata is broken."""
     try:
         version: str | None = metadata.version(name)
     except Exception:  # a broken installation may raise anything
@@ -86,7 +86,7 @@ def installed(name: str) -> str | None:
 
 
 def _is_older(found: str, least: str) -> bool:
-    """Whether a version is older than another; what counts in another way is not."""
+    """Return whether a version is older than another; a version of another format is not."""
     numbers = re.match(r"v?(\d+)(?:\.(\d+))?", found)
     if numbers is None:
         return False

@@ -59,7 +59,7 @@ from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import check_options, split_reset_options
 from aioenv.state.env_state import EnvState
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.stats.sharing import collected
+from aioenv.stats.sharing import record_pickled
 from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 from aioenv.worker.boot import IGNORABLE
 
@@ -211,7 +211,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._on_timeout = check_on_timeout(on_timeout, restart)
         workers = check_num_workers(1 if debug and num_workers is None else num_workers, self.num_envs)
         self._clock = Clock()
-        with collected() as stats:
+        with record_pickled() as stats:
             code = make_program(env_fns, workers, live=debug)
         self._config = WorkerPoolConfig(
             code=code,
@@ -245,7 +245,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     # ------------------------------------------------------------ start and close
 
     async def _ensure_started(self) -> Self:
-        """Start the workers, once. If this is cancelled, they are killed.
+        """Start the workers, once. If this is cancelled, they are ended.
 
         Raises:
             WorkerStartError: if an env could not be made; it has the worker's traceback.
@@ -257,11 +257,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         if self._backend is None:
             assert self._session is not None
             assert self._session.backend is not None
-            self._take_over(self._session, self._session.backend)
+            self._make_parts(self._session, self._session.backend)
             self._backend = self._session.backend
         return self
 
-    def _take_over(self, session: Session, backend: Backend) -> None:
+    def _make_parts(self, session: Session, backend: Backend) -> None:
         """Make the objects that the methods delegate to.
 
         None of them refers to the vector env, so that one that is forgotten is collected at once.
@@ -292,7 +292,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             self._forget_code()
         if path is not None:
             assert session.backend is not None
-            self._trace_all(session.backend, path)
+            self._trace_backend(session.backend, path)
 
     def _make_session(self) -> Session:
         return WorkerSession(
@@ -373,8 +373,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
         return backend
 
     @property
-    def _started(self) -> EnvInfo:
-        """The workers of a vector env that is or was started; they stay after the close."""
+    def _env_info(self) -> EnvInfo:
+        """The spaces, spec and the like of the envs; known from the start on, also after the close."""
         if self._session is None or self._backend is None:
             raise RuntimeError(
                 f"{self!r}: start it first, with `async with envs:` or `await envs`; spaces come from the workers"
@@ -386,27 +386,27 @@ class AsyncVectorEnv(Traced, AsyncResource):
     @property
     def single_observation_space(self) -> Space[Any]:
         """The observation space of one slot."""
-        return self._started.single_observation_space
+        return self._env_info.single_observation_space
 
     @property
     def observation_space(self) -> Space[Any]:
         """The space of a batch of observations."""
-        return self._started.observation_space
+        return self._env_info.observation_space
 
     @property
     def single_action_space(self) -> Space[Any]:
         """The action space of one slot."""
-        return self._started.single_action_space
+        return self._env_info.single_action_space
 
     @property
     def action_space(self) -> Space[Any]:
         """The space of a batch of actions."""
-        return self._started.action_space
+        return self._env_info.action_space
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata of the first env, with `autoreset_mode`."""
-        return self._started.metadata
+        return self._env_info.metadata
 
     @property
     def spec(self) -> EnvSpec | None:
@@ -417,13 +417,13 @@ class AsyncVectorEnv(Traced, AsyncResource):
         `OmittedValue`, whose repr describes the value, stands for one that is not found, because a factory made it or
         the env changed it.
         """
-        spec: EnvSpec | None = self._started.spec
+        spec: EnvSpec | None = self._env_info.spec
         return spec
 
     @property
     def render_mode(self) -> str | None:
         """The render mode of the first env; "rgb_array" if it has none and `render=` or `pixels=` was given."""
-        return self._render_mode_of(self._started)
+        return self._render_mode_of(self._env_info)
 
     def _render_mode_of(self, info: EnvInfo) -> str | None:
         pixels = self._pixels_config if not self._config.vectorized else None
@@ -807,7 +807,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         steps = 0 if self._backend is None else self._backend.table.steps
         stats = self._clock.stats(self.num_envs, steps)
         if reset:
-            self._clock.start_anew(steps)
+            self._clock.restart_count(steps)
         return stats
 
     # ------------------------------------------------------------ images
@@ -826,7 +826,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
         """Return images of the states that `reset` and `step` (or `recv`) returned last.
 
-        With `render=` given to the constructor they are drawn from the very states that were returned, beginning with
+        With `render=` given to the constructor they are drawn from the states that were returned, beginning with
         the reply, and a step may be in flight meanwhile. Without it, this is `call("render")`: with `pixels=` the
         images that the observations hold, several cameras side by side; else the images that the envs draw themselves
         if they were made with a `render_mode` such as "rgb_array", or None. If this is cancelled, the images are drawn
@@ -1074,9 +1074,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
             ClosedError: if it is closed.
             OSError: if the file can't be written.
         """
-        return self._trace_all(self._check_running(), path)
+        return self._trace_backend(self._check_running(), path)
 
-    def _trace_all(self, backend: Backend, path: str | os.PathLike[str]) -> Trace:
+    def _trace_backend(self, backend: Backend, path: str | os.PathLike[str]) -> Trace:
         """Trace the backend, its workers, and the render workers."""
         assert self._session is not None
         workers, drawing = self._session.workers, self._session.render_workers

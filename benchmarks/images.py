@@ -22,7 +22,7 @@ from aioenv.cli.contenders import natively
 from aioenv.cli.processes import python_command
 from aioenv.cli.rounds import ACTION_BATCHES, NotApplicable, TimedLoop, Workload
 from aioenv.platform import usable_cpus
-from aioenv.rendering.backends import candidates, environment
+from aioenv.rendering.backends import backend_environment, candidate_backends
 from aioenv.rendering.quality import parse_quality
 
 __all__ = [
@@ -63,7 +63,7 @@ def pixels_gymnasium(workload: Workload) -> dict[str, float]:
     """Measure Gymnasium's vector env, from its fork server, with its own wrapper of images."""
     from gymnasium.vector import AsyncVectorEnv
 
-    backend = environment("egl")
+    backend = backend_environment("egl")
     # by default its workers draw with as many threads as there are CPUs
     os.environ.update({name: backend[name] for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM")})
     actions = workload.actions()
@@ -237,7 +237,7 @@ def bare_images(quality: QualityName, count: int | None, alike: bool, workload: 
     how = parse_quality(quality), SIDE, workload.warm_up_s, workload.seconds, alike
     what = (dump_model(pool.model), pool.state_spec, states, *how)
     loops: list[subprocess.Popen[bytes]] = []
-    env = {**os.environ, **environment(candidates(None)[0])}
+    env = {**os.environ, **backend_environment(candidate_backends(None)[0])}
     try:
         for _ in range(count or usable_cpus()):
             loop = subprocess.Popen(python_command(_BARE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)

@@ -15,7 +15,7 @@ works() {
         draws egl && draws osmesa
         return
     fi
-    for backend in $("$python" -c 'from aioenv.rendering.backends import candidates; print(*candidates(None))'); do
+    for backend in $("$python" -c 'from aioenv.rendering.backends import candidate_backends; print(*candidate_backends(None))'); do
         draws "$backend" && return 0
     done
     return 1

@@ -174,26 +174,30 @@ def test_which_backends_are_tried(monkeypatch):
     for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert backends.candidates(None) == backends.candidates("auto") == ("egl", "osmesa")
+    assert backends.candidate_backends(None) == backends.candidate_backends("auto") == ("egl", "osmesa")
     monkeypatch.setenv("DISPLAY", ":0")
-    assert backends.candidates("auto") == ("egl", "glfw", "osmesa")
+    assert backends.candidate_backends("auto") == ("egl", "glfw", "osmesa")
     monkeypatch.setenv("MUJOCO_GL", "OSMesa")
-    assert backends.candidates(None) == ("osmesa",) and backends.candidates("egl") == ("egl",)
-    assert backends.candidates("auto")[0] == "egl"
-    assert backends.candidates("auto", (0, 1)) == ("egl",) and backends.candidates(None, (0,)) == ("osmesa",)
+    assert backends.candidate_backends(None) == ("osmesa",) and backends.candidate_backends("egl") == ("egl",)
+    assert backends.candidate_backends("auto")[0] == "egl"
+    assert backends.candidate_backends("auto", (0, 1)) == ("egl",) and backends.candidate_backends(None, (0,)) == (
+        "osmesa",
+    )
     monkeypatch.delenv("MUJOCO_GL")  # which has no OSMesa there
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert backends.candidates("auto") == ("cgl", "glfw") and backends.candidates("cgl", (0,)) == ("cgl",)
-    assert "apt-get" not in str(backends.no_backend_works(["cgl: no"])) and not backends.how_to_get("glfw")
+    assert backends.candidate_backends("auto") == ("cgl", "glfw") and backends.candidate_backends("cgl", (0,)) == (
+        "cgl",
+    )
+    assert "apt-get" not in str(backends.no_backend_error(["cgl: no"])) and not backends.install_hint("glfw")
     monkeypatch.setenv("MUJOCO_GL", "cgl")
-    assert backends.candidates(None) == ("cgl",)
+    assert backends.candidate_backends(None) == ("cgl",)
     with pytest.raises(ValueError, match=r"expected one of \('cgl', 'glfw'\), which .* got 'egl'"):
-        backends.candidates("egl")
+        backends.candidate_backends("egl")
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setattr(sys, "platform", "win32")
-    assert backends.candidates("auto") == backends.backends_here() == ("glfw",)
+    assert backends.candidate_backends("auto") == backends.platform_backends() == ("glfw",)
     with pytest.raises(ValueError, match="backend: expected one of"):
-        backends.candidates("vulkan")
+        backends.candidate_backends("vulkan")
 
 
 @pytest.mark.skipif("pipe" not in OPENGL, reason="a GPU draws here, or nothing does")

@@ -21,7 +21,7 @@ from version_kit import needs_gymnasium
 import aioenv
 from aioenv import sync
 from aioenv.stats import EpisodeEvent, EpisodeStats
-from aioenv.stats.episodes import _OF_ALL, _REDUCERS
+from aioenv.stats.episodes import _BUILT_IN, _REDUCERS
 
 LENGTHS = (2, 3, 5)
 
@@ -333,13 +333,13 @@ def test_misuse():
     for pair in ("most", np.max), ("most", "max"), np.max, ["most"]:
         with pytest.raises(ValueError, match="or pairs of a name and a function"):
             EpisodeEvent("score", epoch=pair if isinstance(pair, tuple) else (pair,))
-    for name in _OF_ALL[:8]:  # an event must not stand in their place
+    for name in _BUILT_IN[:8]:  # an event must not stand in their place
         event, reducer = name.split("/")
         with pytest.raises(ValueError, match=f"there is a number '{name}' already"):
             EpisodeStats([EpisodeEvent(event, epoch=[(reducer, np.max)])])
     with pytest.raises(ValueError, match="there is a number 'a/mean' already"):
         EpisodeStats([EpisodeEvent("a", epoch=("mean", ["mean", np.max]))])
-    assert EpisodeStats().epoch().keys() == set(_OF_ALL)
+    assert EpisodeStats().epoch().keys() == set(_BUILT_IN)
     with pytest.raises(ValueError, match="another vector env's"):
         aioenv.make_vec("CartPole-v1", backend="native", episode_stats=stats)
     assert set(_REDUCERS) >= {"sum", "mean", "std", "min", "max", "median"}

@@ -98,7 +98,7 @@ import ctypes
 from aioenv import mujoco_clock
 ticks = []
 tick = ctypes.CFUNCTYPE(ctypes.c_double)(lambda: ticks.append(1) or float(len(ticks)))
-mujoco_clock._place(mujoco).value = ctypes.cast(tick, ctypes.c_void_p).value
+mujoco_clock._clock_variable(mujoco).value = ctypes.cast(tick, ctypes.c_void_p).value
 print(stop_clock()); runs(); print(len(ticks) > 20)
 """
     assert in_a_process(code) == ["False", "True", "True"]

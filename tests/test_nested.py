@@ -83,5 +83,5 @@ def test_a_lazy_module_is_not_loaded_to_see_whether_it_is_half_done(monkeypatch,
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "loads_badly", module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(platform, "_declared", True)
+    monkeypatch.setattr(platform, "_is_worker_process", True)
     platform.check_nested_start()

@@ -15,7 +15,7 @@ from process_kit import environment, run_alone
 from test_render_pool import PLAIN, SMALL, pool_of, some_states
 
 import aioenv
-from aioenv.rendering.arguments import check_out, check_states
+from aioenv.rendering.arguments import parse_out, parse_states
 from aioenv.rendering.cameras import find_camera
 from aioenv.requirements import has_batch
 
@@ -106,7 +106,7 @@ def test_data_of_another_model_are_refused_though_their_state_is_as_long():
     user = f'<mujoco><size nuserdata="8"/><worldbody>{mocap}<geom size="1"/></worldbody></mujoco>'
     other = mujoco.MjModel.from_xml_string(user)
     assert mujoco.mj_stateSize(other, pool.state_spec) == pool.state_size
-    for take in (pool.get_state, lambda data: check_states(pool.model, pool.state_spec, [data])):
+    for take in (pool.get_state, lambda data: parse_states(pool.model, pool.state_spec, [data])):
         with pytest.raises(ValueError, match="expected an MjData of the pool's model"):
             take(mujoco.MjData(other))
     twin = mujoco.MjModel.from_xml_string(joints.format(free + '<body><joint type="slide"/><geom size=".3"/></body>'))
@@ -284,7 +284,7 @@ def test_arrays_to_fill_may_be_larger_than_memory():
     """In a file, say: to look at them takes none."""
     shape = (1 << 20, 1 << 10, 1 << 10)
     out = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (*shape, 3), (0, 0, 0, 0))
-    assert check_out(out, shape, depth=False, segmentation=False).rgb is out
+    assert parse_out(out, shape, depth=False, segmentation=False).rgb is out
 
 
 class Looks(Env):

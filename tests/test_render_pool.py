@@ -20,7 +20,7 @@ from test_rendering import MOCAP
 
 import aioenv
 from aioenv.cli.opengl import probe_opengl
-from aioenv.rendering.config import check_devices
+from aioenv.rendering.config import parse_devices
 from benchmarks.loop_time import CallbackClock
 
 
@@ -281,7 +281,7 @@ class ByDevice(aioenv.Modder):
 
 @pytest.mark.asyncio
 async def test_rp9_workers_take_the_devices_in_turn():
-    assert check_devices(1) is None and check_devices(3) == (0, 1, 2)
+    assert parse_devices(1) is None and parse_devices(3) == (0, 1, 2)
     # OSMesa knows no devices: here the variable is just handed over
     assert pool_of(devices=[1, 9], workers_per_device=2).devices == (1, 9, 1, 9)
     async with pool_of(devices=[1, 9], workers_per_device=1, backend="osmesa", modder=ByDevice) as pool:

@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import speedups_header
 from growth_kit import check_nothing_grows
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
@@ -26,6 +27,7 @@ from aioenv.ipc.frames import Encoder, Kind
 from aioenv.spaces import autoreset
 from aioenv.spaces.autoreset import Autoreset
 from aioenv.spaces.layout import Layout
+from aioenv.speedups.attributes import read_by_c
 from aioenv.worker import row_buffers
 from aioenv.worker.row_buffers import ResultRows
 
@@ -127,7 +129,7 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
     mark = memoryview(bytearray(4)).cast("I")
     stepper, rows = Autoreset(envs, mode, mark), ResultRows(Layout(space), N, [{}], [])
     for row in range(N):
-        rows.keep(0, row, stepper.reset(row, None, None)[0])
+        rows.write_observation(0, row, stepper.reset(row, None, None)[0])
     outcome: list[Any] = []
     for step in range(8):
         actions = [np.int64((step + row) % 3) for row in range(N)]
@@ -166,7 +168,7 @@ def test_the_traceback_of_an_env_that_raises_names_its_line():
         Autoreset(envs, AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I")),
         ResultRows(Layout(BOX), 1, [{}], []),
     )
-    rows.keep(0, 0, stepper.reset(0, None, None)[0])
+    rows.write_observation(0, 0, stepper.reset(0, None, None)[0])
     ((_, exc),) = stepper.step(range(1), [0], rows.direct_into(0)).failures
     frames, tb = [], exc.__traceback__
     while tb is not None:
@@ -425,3 +427,18 @@ def test_a_variable_turns_it_off():
     environ = {**os.environ, speedups.VARIABLE: "1"}
     said = subprocess.run([sys.executable, "-c", say], env=environ, capture_output=True, text=True, check=True).stdout
     assert said == f"False None {speedups.VARIABLE} is set\n"
+
+
+def test_the_header_that_c_shares_with_python_is_up_to_date():
+    assert speedups_header.HEADER.read_text(encoding="utf-8") == speedups_header.text(), (
+        "run: python tests/speedups_header.py"
+    )
+
+
+def test_a_class_without_an_attribute_that_c_looks_up_is_an_error_when_it_is_defined():
+    with pytest.raises(TypeError, match="C looks up attributes that Encoder does not have: chain"):
+
+        @read_by_c
+        class Encoder:
+            def __init__(self):
+                self.crc = 0

@@ -81,7 +81,7 @@ def test_counting_anew_leaves_out_what_is_under_way(time):
     clock = Clock()
     old = clock.envs.begin()
     time.now += 1
-    clock.start_anew(5)
+    clock.restart_count(5)
     time.now += 1
     old.end()
     assert clock.stats(1, 7) == (0, 0, 0, 2, 1)

@@ -253,7 +253,7 @@ def test_what_a_slot_has_replied_counts_though_its_worker_dies_before_the_merge(
             os.kill(envs.workers[0].pid, signal.SIGKILL)
             while envs.workers[0].state == "ready":
                 await asyncio.sleep(0)
-            await envs._check_running().restarter.wait_restarted(envs._started.members[0].worker)
+            await envs._check_running().restarter.wait_restarted(envs._env_info.members[0].worker)
         os.close(os.open(tmp_path / "gate", os.O_WRONLY))
         await step
 

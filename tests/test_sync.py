@@ -264,7 +264,7 @@ def test_an_interrupted_wait_cancels_and_loses_nothing():
 @pytest.mark.parametrize(("close", "returncode"), [({}, 0), ({"grace_s": 0}, -signal.SIGTERM)])
 def test_close_gives_envs_the_time_that_it_is_told_to(close, returncode):
     envs = sync.VectorEnv([FaultyEnv.factory("slow", "close")])
-    worker = envs._envs._started.members[0].worker
+    worker = envs._envs._env_info.members[0].worker
     envs.close(**close)
     assert worker.returncode == returncode
 

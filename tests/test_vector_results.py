@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from native_kit import OK, Batch, everywhere
 
 import aioenv
-from aioenv.rollout.subset import info_of, infos_of
+from aioenv.rollout.subset import row_info, row_infos
 
 
 class Odd(Batch):
@@ -139,7 +139,7 @@ async def test_the_infos_of_all_rows_are_those_of_each():
         await envs.reset(seed=0)
         for step in range(60):
             info = (await envs.step(np.full(5, step // 20 % 2))).info
-            each = [info_of(info, row) for row in range(5)]
-            assert repr(infos_of(info, 5)) == repr(each)
+            each = [row_info(info, row) for row in range(5)]
+            assert repr(row_infos(info, 5)) == repr(each)
             seen.update(*each)
     assert seen >= {"_active", "final_obs", "final_info", "episode"}

@@ -1,4 +1,4 @@
-"""Interfaces of other libraries over a vector env. Each needs its library, and is imported when asked for."""
+"""Interfaces of other libraries over a vector env. Each needs its library, and is imported on first use."""
 
 from __future__ import annotations
 

@@ -17,15 +17,24 @@ except ImportError as exc:
     raise ImportError("aioenv.adapters.sb3 needs Stable-Baselines3: pip install stable-baselines3") from exc
 
 from aioenv import sync
-from aioenv.adapters.episodes import CountInnerEpisodes
-from aioenv.adapters.stack import ASSIGN, CALL, HAS, IS_WRAPPED, READ, Absent, Question, Refused
+from aioenv.adapters.sb3_worker import (
+    ASSIGN,
+    CALL,
+    HAS,
+    IS_WRAPPED,
+    READ,
+    AttributeMissing,
+    CountInnerEpisodes,
+    EnvQuery,
+    QueryRefused,
+)
 from aioenv.core.env_calls import in_order
 from aioenv.core.results import Ready, ResetResult
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
-from aioenv.rollout.subset import infos_of
+from aioenv.rollout.subset import row_infos
 from aioenv.spaces.infos import merge_infos_or_rows
 from aioenv.sync.portal import DeferredCall
 from aioenv.sync.stepping import BlockingStep
@@ -34,8 +43,8 @@ from aioenv.worker.making import is_native_task
 
 __all__ = ["VecEnv", "make_vec"]
 
-# arguments of Stable-Baselines3's, and what is written here instead
-_THEIRS = {
+# arguments of Stable-Baselines3's `make_vec_env` and `SubprocVecEnv`, and their replacements here
+_SB3_ARGUMENTS = {
     "env_id": "env, the first argument",
     "env_kwargs": "keywords of their own, as in make_vec(id, 8, max_episode_steps=100)",
     "monitor_dir": 'wrappers=[lambda env: Monitor(env, "a file")]; infos have "episode" without it',
@@ -56,15 +65,15 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
     """A `VecEnv` of Stable-Baselines3: give it to `PPO`, or as `vec_env_cls` to Stable-Baselines3's `make_vec_env`.
 
     Observations, rewards, dones and infos are those of `SubprocVecEnv`, with "terminal_observation" and
-    "TimeLimit.truncated"; the arrays are yours. Errors are aioenv's: an env that raises is an `EnvError` that names its
-    slot, a worker that ends a `WorkerDied`, and after Ctrl-C in a step the next one is not off by one.
+    "TimeLimit.truncated"; the arrays are yours. Errors are aioenv's: an exception of an env is an `EnvError` that names
+    the slot, the end of a worker a `WorkerDied`, and after Ctrl-C in a step the next result is that of the next step.
 
     Args:
         env_fns: a factory for each slot; or a vector env of `aioenv.sync` that has
-            `autoreset_mode=AutoresetMode.SAME_STEP`, which this then closes.
-        episode_stats: count episodes here, as the outermost wrappers tell them, so that infos have "episode" and no env
-            needs a `Monitor`; `env_is_wrapped` then says of `Monitor` that it is there. What an env tells itself (a
-            `Monitor` inside) stays.
+            `autoreset_mode=AutoresetMode.SAME_STEP`, which `close` then closes, too.
+        episode_stats: count episodes here, outside all wrappers, so that infos have "episode" and no env needs a
+            `Monitor`; `env_is_wrapped` is True for `Monitor` then. An "episode" of the env's own (a `Monitor` inside)
+            stays.
         **kwargs: for `aioenv.sync.VectorEnv`: `num_workers`, `timeout_s`, `restart` and so on.
 
     Raises:
@@ -79,7 +88,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         episode_stats: bool = False,
         **kwargs: Any,
     ) -> None:
-        _refuse_theirs(kwargs)
+        _refuse_sb3_arguments(kwargs)
         if isinstance(env_fns, sync.VectorEnv):
             if kwargs:
                 raise TypeError(f"{', '.join(kwargs)}: for the vector env that is given, when it is made")
@@ -98,10 +107,10 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
                     'backend="workers" takes any'
                 )
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
-            self.render_mode = envs.render_mode  # theirs is the envs', which know of no `render=`
+            self.render_mode = envs.render_mode  # theirs is that of the envs, without `render=`
             self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
             backend = envs._envs._backend
-            if isinstance(backend, RequestScheduler):  # infos are taken apart again: each env's must be as it was
+            if isinstance(backend, RequestScheduler):  # infos are split again, and each env's must be as it was
                 backend.merge_infos = merge_infos_or_rows
         except BaseException:
             envs.close()
@@ -110,7 +119,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
     # ------------------------------------------------------------ steps
 
     def reset(self) -> Any:
-        """Begin an episode in every slot, with the seeds and options that were set; gives observations.
+        """Begin an episode in every slot, with the seeds and options that were set; return the observations.
 
         Raises:
             EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.reset`.
@@ -122,7 +131,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             result = self._envs.reset(seed=seeds, options=options[0] or None)
         else:
             result = self._envs._portal.call(_reset_each, self._envs._envs, seeds, options)
-        self.reset_infos = infos_of(result.info, self.num_envs)
+        self.reset_infos = row_infos(result.info, self.num_envs)
         self._reset_seeds()
         self._reset_options()
         return result.obs
@@ -142,10 +151,10 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         self._pending = self._envs._begin_step(self._batched(actions))
 
     def step_wait(self) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
-        """Wait for the step: observations, float64 rewards and bool dones of shape `(num_envs,)`, a dict a slot.
+        """Wait for the step; return observations, float64 rewards and bool dones of `(num_envs,)`, and a dict a slot.
 
-        Where an episode has ended the observation is the next one's first, and `infos[slot]["terminal_observation"]`
-        its last.
+        Where an episode has ended, the observation is the first of the next one, and the last one is
+        `infos[slot]["terminal_observation"]`.
 
         Raises:
             NoAsyncCallError: if there was no `step_async`.
@@ -162,7 +171,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             raise
         obs, reward, terminated, truncated, info = call.result()
         cut = (truncated & ~terminated).tolist()
-        infos = infos_of(info, self.num_envs)
+        infos = row_infos(info, self.num_envs)
         dones = terminated | truncated
         for slot in np.flatnonzero(dones).tolist():
             infos[slot] = self._last(slot, infos[slot])
@@ -171,20 +180,20 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         return obs, reward, dones, infos
 
     def _last(self, slot: int, info: dict[str, Any]) -> dict[str, Any]:
-        """The info of an episode's last step; what else there is tells of the reset after it."""
+        """Return the info of an episode's last step; the rest becomes the info of the reset after it."""
         last = dict(info.get("final_info", {}))
         if "final_obs" in info:
             last["terminal_observation"] = info["final_obs"]
         first = {key: value for key, value in info.items() if key not in _FINAL}
         if "restarted" in first:
             last["restarted"] = first.pop("restarted")
-        if "episode" in first and not self._counts_inside:  # as the vector env has counted
+        if "episode" in first and not self._counts_inside:  # counted by the vector env
             last.setdefault("episode", first.pop("episode"))
         self.reset_infos[slot] = first
         return last
 
     def _batched(self, actions: Any) -> Any:
-        """Actions as a batch: Stable-Baselines3 has one a slot, also where they are dicts or tuples."""
+        """Return actions as a batch: Stable-Baselines3 gives one a slot, even dicts and tuples."""
         if not isinstance(self.action_space, (spaces.Dict, spaces.Tuple)) or isinstance(actions, dict):
             return actions
         if len(actions) != self.num_envs:
@@ -193,26 +202,26 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         return concatenate(self.action_space, actions, out)
 
     def _slots(self, indices: Any) -> list[int]:
-        """Slots by Stable-Baselines3's indices, which are those of a list: -1 is the last."""
+        """Return the slots of Stable-Baselines3's indices, which are those of a list: -1 is the last."""
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
-    def _ask(self, indices: Any, what: str, question: Question, *args: Any) -> list[Any]:
-        """Ask something of some envs; of none that is nothing, as with theirs."""
+    def _query(self, indices: Any, what: str, query: EnvQuery, *args: Any) -> list[Any]:
+        """Run a query on some envs; none give an empty list, as in Stable-Baselines3."""
         slots = self._slots(indices)
         if not slots:
             return []
         try:
-            return list(self._envs._portal.call(_ask, self._envs._envs, slots, what, question, args))
+            return list(self._envs._portal.call(_query_envs, self._envs._envs, slots, what, query, args))
         except EnvError as error:
             causes = [one.__cause__ for one in error.errors]
-            if all(isinstance(cause, Absent) for cause in causes):
+            if all(isinstance(cause, AttributeMissing) for cause in causes):
                 raise AttributeError(f"{what}: {causes[0]}") from error
-            if all(isinstance(cause, Refused) for cause in causes):
+            if all(isinstance(cause, QueryRefused) for cause in causes):
                 raise TypeError(f"{what}: {causes[0]}") from error
             raise
 
     def _drop_pending(self) -> None:
-        """Take back a step that nobody waited for."""
+        """Leave a step that was not waited for to `recv`."""
         if self._pending is not None:
             call, self._pending = self._pending, None
             call.cancel()
@@ -225,23 +234,23 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         self._envs.close()
 
     def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
-        """An image a slot, if the render mode is "rgb_array" or there is a `render=`."""
+        """Return an image a slot, if the render mode is "rgb_array" or there is a `render=`."""
         images = self._envs.render()
         return [None] * self.num_envs if images is None else list(images)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether every env has an attribute; none is called for that."""
-        return all(self._ask(None, f"has_attr({attr_name!r})", HAS, attr_name))
+        """Return whether every env has an attribute, without calling it."""
+        return all(self._query(None, f"has_attr({attr_name!r})", HAS, attr_name))
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Read an attribute of some envs, as Python's `getattr` does: nothing is called.
 
         Raises:
-            AttributeError: if they have none of that name, as Stable-Baselines3 asks for.
-            TypeError: if it is a method of the env, or does not pickle, and so can't leave the env's process.
+            AttributeError: if they have none of that name, as Stable-Baselines3 expects.
+            TypeError: if it is a method of the env or does not pickle, so that it can't leave the env's process.
             EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
         """
-        return self._ask(indices, f"get_attr({attr_name!r})", READ, attr_name)
+        return self._query(indices, f"get_attr({attr_name!r})", READ, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of some envs, on their outermost wrapper as `SubprocVecEnv` does.
@@ -256,57 +265,56 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
                 f'set_attr({attr_name!r}): with backend="native" all {self.num_envs} slots are one env, which has one '
                 'for all of them: leave out `indices`, or use backend="workers"'
             )
-        self._ask(indices, f"set_attr({attr_name!r})", ASSIGN, attr_name, value)
+        self._query(indices, f"set_attr({attr_name!r})", ASSIGN, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of some envs.
 
         Raises:
             AttributeError: if they have none of that name.
-            TypeError: if what they have is no method.
+            TypeError: if the attribute is no method.
             EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
         """
-        return self._ask(indices, f"env_method({method_name!r})", CALL, method_name, method_args, method_kwargs)
+        return self._query(indices, f"env_method({method_name!r})", CALL, method_name, method_args, method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """Whether some envs have a wrapper of a class around them."""
+        """Return whether some envs have a wrapper of a class around them."""
         if self._counts_episodes and wrapper_class is Monitor:
             return [True] * len(self._slots(indices))
-        return self._ask(indices, "env_is_wrapped", IS_WRAPPED, wrapper_class.__module__, wrapper_class.__qualname__)
+        return self._query(indices, "env_is_wrapped", IS_WRAPPED, wrapper_class.__module__, wrapper_class.__qualname__)
 
     def __repr__(self) -> str:
         return f"<aioenv.adapters.sb3.VecEnv over {self._envs!r}>"
 
 
-async def _ask(
-    envs: AsyncVectorEnv, slots: list[int], what: str, question: Question, args: tuple[Any, ...]
+async def _query_envs(
+    envs: AsyncVectorEnv, slots: list[int], what: str, query: EnvQuery, args: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """What some slots answer, in the order in which they are named."""
-    schedule = envs._check_running()
-    function = question.rows if isinstance(envs, NativeVectorEnv) else question.single
-    numbers = schedule.table.slot_numbers(slots)
+    """Run a query on some slots; return the results in the order of the slots."""
+    backend = envs._check_running()
+    function = query.rows if isinstance(envs, NativeVectorEnv) else query.single
+    numbers = backend.table.slot_numbers(slots)
     with envs._clock.envs:
-        return in_order(numbers, await schedule.call_service(numbers, what, "apply", lambda _: (function, args)))
+        return in_order(numbers, await backend.call_service(numbers, what, "apply", lambda _: (function, args)))
 
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:
-    """A reset of every slot, each with options of its own."""
+    """Reset every slot, each with options of its own."""
     await envs._check_running().drain()
     for slot, own in enumerate(options):
         envs.send_reset([slot], seed=[seeds[slot]], options=own or None)
     return await envs.recv(len(options))
 
 
-def _refuse_theirs(kwargs: dict[str, Any]) -> None:
-    """Raise if arguments of Stable-Baselines3's were given, which an env would be given otherwise."""
-    if told := [
-        f"{name}: Stable-Baselines3 has that; here it is {ours}" for name, ours in _THEIRS.items() if name in kwargs
-    ]:
-        raise TypeError("\n".join(told))
+def _refuse_sb3_arguments(kwargs: dict[str, Any]) -> None:
+    """Raise if arguments of Stable-Baselines3's were given, which would otherwise be passed to the envs."""
+    given = [(name, ours) for name, ours in _SB3_ARGUMENTS.items() if name in kwargs]
+    if given:
+        raise TypeError("\n".join(f"{name}: Stable-Baselines3 has that; here it is {ours}" for name, ours in given))
 
 
 def make_vec(
-    env: str | EnvSpec | Callable[..., Env[Any, Any]] | None = None,  # None: given by a name that is not ours
+    env: str | EnvSpec | Callable[..., Env[Any, Any]] | None = None,  # None: given under another name
     num_envs: int = 1,
     *,
     seed: int | None = None,
@@ -314,24 +322,24 @@ def make_vec(
 ) -> VecEnv:
     """Make copies of one env for Stable-Baselines3; arguments as for `aioenv.make_vec`.
 
-    Infos tell of episodes that ended ("episode"), so that envs need no `Monitor`, and workers neither Stable-Baselines3
-    nor torch. With `wrappers=` they tell what the env itself gave, beneath these, as with `make_vec_env`.
+    Infos have "episode" at the end of an episode, so that envs need no `Monitor`, and workers neither Stable-Baselines3
+    nor torch. With `wrappers=` it counts the env's own rewards and steps, beneath these, as with `make_vec_env`.
 
     Args:
         env: an id, an `EnvSpec`, or a function that makes an env.
-        num_envs: how many copies.
-        seed: of the first reset: slot i gets `seed + i`; and of `action_space`.
+        num_envs: the number of copies.
+        seed: the seed of the first reset, where slot i gets `seed + i`, and of `action_space`.
         **kwargs: `wrappers=`, `num_workers=`, keyword arguments of the env, and so on.
 
     Raises:
         TypeError: if an argument is one that only Stable-Baselines3's `make_vec_env` has.
-        ValueError: as `VecEnv`: if a vector env that somebody wrote has another autoreset mode, and takes none.
+        ValueError: as `VecEnv`: if a vector env of your own has another autoreset mode, and takes none.
     """
-    _refuse_theirs(kwargs)
+    _refuse_sb3_arguments(kwargs)
     if env is None:
         raise TypeError("env: expected an id, an EnvSpec or a function that makes an env; there is none")
     native = kwargs.get("backend") == "native"
-    # a vector env that somebody wrote may have a mode of its own, which `VecEnv` looks at
+    # a vector env of the user's may have a mode of its own, which `VecEnv` checks
     if not native or is_native_task(env) or takes_mode(env):
         kwargs = {"autoreset_mode": "SameStep", **kwargs}
     wrappers = kwargs.get("wrappers", ())

@@ -164,7 +164,7 @@ def _report_images() -> list[Exception]:
 
 def _report_opengl(probes: Sequence[ProbeResult], gpus: Sequence[str]) -> None:
     """Print a line for each backend and device, which of them is used, and what to install."""
-    from aioenv.rendering.backends import candidates, how_to_get, how_to_get_any, why_software
+    from aioenv.rendering.backends import candidate_backends, general_install_hint, install_hint, software_warning
 
     print(f"\nGPUs that the kernel knows of: {', '.join(gpus) or 'none'}")
     print("\nOpenGL, images of 84x84 a second and process")
@@ -174,22 +174,22 @@ def _report_opengl(probes: Sequence[ProbeResult], gpus: Sequence[str]) -> None:
         device = "" if probe.device is None else str(probe.device)
         if not probe.renderer:
             print(f"  {probe.backend:<9}{device:<8}does not work: {probe.problem}")
-            if advice := how_to_get(probe.backend):
+            if advice := install_hint(probe.backend):
                 print(f"  {'':<17}{advice}")
             continue
         drawn_by = "the CPU" if probe.software else "a GPU"
         rates = f"{probe.exact_per_s:>8,.0f}{probe.fast_per_s:>9,.0f}"
         print(f"  {probe.backend:<9}{device:<8}{drawn_by:<10}{probe.renderer:<{width + 2}}{rates}")
-    used = next((p for name in candidates(None) for p in probes if p.backend == name and p.renderer), None)
+    used = next((p for name in candidate_backends(None) for p in probes if p.backend == name and p.renderer), None)
     if used is None:
         works = [probe.backend for probe in probes if probe.renderer]
         if works and (chosen := os.environ.get("MUJOCO_GL")):
             print(f"\nNo images are drawn while MUJOCO_GL={chosen}: unset it, or say {works[0]}.")
         else:
-            print(f"\nNo images can be drawn.\n{how_to_get_any()}")
+            print(f"\nNo images can be drawn.\n{general_install_hint()}")
         return
     print(f"  Images are drawn by {used.backend}, unless you say otherwise (MUJOCO_GL, or backend=).")
-    if (why := why_software(used.renderer, gpus)) is not None:
+    if (why := software_warning(used.renderer, gpus)) is not None:
         print(f"\nWARNING: {why}")
         better = [probe for probe in probes if probe.renderer and not probe.software]
         if better:

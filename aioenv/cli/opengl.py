@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, field
 
 from aioenv.cli.processes import run_in_group
-from aioenv.rendering.backends import backends_here, environment, is_software
+from aioenv.rendering.backends import backend_environment, is_software, platform_backends
 
 __all__ = ["ProbeResult", "probe_all", "probe_opengl"]
 
@@ -98,7 +98,7 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
     try:
         # -P: no file in the working directory shadows a module
         command = [sys.executable, "-P", "-c", _PROBE]
-        done = run_in_group(command, timeout_s, env={**os.environ, **environment(backend, device)})
+        done = run_in_group(command, timeout_s, env={**os.environ, **backend_environment(backend, device)})
     except subprocess.TimeoutExpired:
         return ProbeResult(backend, "", f"no image after {timeout_s:g} s", device=device)
     if done.returncode == 0:
@@ -114,7 +114,7 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
 
 def probe_all(timeout_s: float = PROBE_TIMEOUT_S) -> list[ProbeResult]:
     """Try every backend that MuJoCo has here; each device of EGL if there are several."""
-    best, *others = backends_here()
+    best, *others = platform_backends()
     probes = [first := probe_opengl(best, timeout_s)]
     if first.devices > 1:
         probes = [probe_opengl(best, timeout_s, number) for number in range(min(first.devices, MAX_DEVICES))]

@@ -64,7 +64,7 @@ def check_factories(functions: Sequence[Any]) -> None:
 
 
 def listed_factories(env_fns: Any) -> list[Any]:
-    """The elements of `env_fns`; TypeError if it has none, being a single function, say."""
+    """Return the elements of `env_fns`; raise a TypeError if it is not a sequence, but a single function, say."""
     if callable(env_fns) or isinstance(env_fns, str) or not isinstance(env_fns, Iterable):
         got = f"one function, {env_fns!r}; pass `[function] * num_envs`" if callable(env_fns) else repr(env_fns)
         if isinstance(env_fns, str):
@@ -74,7 +74,7 @@ def listed_factories(env_fns: Any) -> list[Any]:
 
 
 def check_preload(preload: Any) -> tuple[str, ...]:
-    """Names of modules; TypeError if it is anything else."""
+    """Return the names of modules; raise a TypeError if they are anything else."""
     names = (preload,) if isinstance(preload, str) else tuple(preload) if isinstance(preload, Iterable) else (preload,)
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"preload: expected names of modules, got {preload!r}")
@@ -82,14 +82,14 @@ def check_preload(preload: Any) -> tuple[str, ...]:
 
 
 def check_num_envs(num_envs: Any) -> int:
-    """How many slots."""
+    """Return the number of slots; raise a ValueError if it is no positive int."""
     if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
         raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
     return int(num_envs)
 
 
 def check_num_workers(num_workers: int | None, num_envs: int) -> int:
-    """How many workers to start: by default one a usable CPU, never more than slots."""
+    """Return the number of workers: by default one for each usable CPU, and at most one for each slot."""
     if num_workers is None:
         return min(num_envs, usable_cpus())
     if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
@@ -98,7 +98,7 @@ def check_num_workers(num_workers: int | None, num_envs: int) -> int:
 
 
 def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] | None]:
-    """The environment variables of each worker; one mapping is that of all."""
+    """Return the environment variables of each worker; a single mapping is for all."""
     if worker_env is None or isinstance(worker_env, Mapping):
         worker_env = [worker_env] * num_workers
     elif not isinstance(worker_env, Sequence) or isinstance(worker_env, (str, bytes)):
@@ -126,7 +126,7 @@ def _items(variables: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def check_cpu_affinity(affinity: str | Sequence[int | Iterable[int]] | None) -> tuple[tuple[int, ...], ...] | None:
-    """The CPUs of the first workers, which the others follow in turn; None if nobody is pinned.
+    """Return the CPUs of the first workers, which the others use in turn; None if workers are not pinned.
 
     Raises:
         ValueError: if it is none of what it may be, names a CPU that this process may not use, or can't be done here.
@@ -154,7 +154,7 @@ def check_cpu_affinity(affinity: str | Sequence[int | Iterable[int]] | None) -> 
 
 
 def check_observation_mode(mode: Any) -> None:
-    """Raise unless `mode` is one of Gymnasium's, worded as there."""
+    """Raise if `mode` is none of Gymnasium's, with Gymnasium's message."""
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):
             raise TypeError(
@@ -168,7 +168,7 @@ def check_observation_mode(mode: Any) -> None:
 
 
 def check_on_timeout(on_timeout: str, restart: RestartPolicy | None) -> str:
-    """What to do when replies take too long; ValueError if it is unknown, or can't be done.
+    """Return what to do when replies take too long; raise a ValueError if it is unknown, or not possible.
 
     Raises:
         TypeError: if `restart` is no policy.
@@ -193,7 +193,7 @@ def check_render(render: Any, pixels: Any) -> None:
 def check_seed_plan(
     seeds: Sequence[int] | None, num_envs: int, restart: RestartPolicy | None
 ) -> npt.NDArray[np.int64] | None:
-    """The seeds of episodes to come; ValueError if they can't be, or are fewer than slots."""
+    """Return the seeds of a plan; raise a ValueError if they are no seeds, or fewer than slots."""
     if seeds is None:
         return None
     try:
@@ -210,7 +210,7 @@ def check_seed_plan(
 
 
 def check_timeout(timeout_s: float | None) -> float | None:
-    """A duration that may be left out."""
+    """Return a duration that may be None."""
     return None if timeout_s is None else check_seconds("timeout_s", timeout_s)
 
 
@@ -228,7 +228,7 @@ def check_recv(min_slots: int, max_slots: int | None, deadline_s: float | None) 
 
 
 def check_seconds(name: str, value: float) -> float:
-    """A duration, as a float; ValueError if it is not a positive number."""
+    """Return a duration as a float; raise a ValueError if it is not a positive number."""
     if isinstance(value, bool) or not isinstance(value, Real) or not value > 0:
         raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
     return float(value)

@@ -27,7 +27,7 @@ from aioenv.errors import RenderError, SlotError, WireError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import load
 from aioenv.platform import usable_cpus
-from aioenv.process.connection import PendingReply
+from aioenv.process.connection import FastReply, PendingReply
 from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.step_images import StepImages
@@ -170,7 +170,7 @@ class Dispatcher:
             if self._fast:
                 always = batch.copies or self.episodes is not None or self.history is not None
                 read = partial(self._process_reply if always else self._read_payload, request, part)
-                part.fast_reply = PendingReply(part.into[0], part.on_reply, (part, request, read, always))
+                part.fast_reply = PendingReply(part.into[0], part.on_reply, FastReply(part, request, read, always))
         return request
 
     def _make_batch(self, n: int, shared_batch: int) -> Batch:

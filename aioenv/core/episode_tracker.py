@@ -1,4 +1,7 @@
-"""Statistics of episodes, taken where every reply passes once: whoever takes the results, or nobody."""
+"""Count episodes in replies: `EpisodeTracker` for those of workers, `InProcessEpisodeTracker` for results in process.
+
+Every reply is counted once, when it arrives, whether or not its result is taken.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,11 @@ _SCHEMA = Schema(
 def check_episode_stats(
     given: bool | EpisodeStats, prefix: str | None, num_envs: int, mode: AutoresetMode
 ) -> EpisodeStats | None:
-    """The statistics that a vector env keeps.
+    """Return the statistics that a vector env keeps, None if it keeps none.
 
     Raises:
-        TypeError: if `given` is neither a bool nor an `EpisodeStats`, or `prefix` is no string.
-        ValueError: if there is a prefix for nothing, or the statistics are another's.
+        TypeError: if `given` is neither a bool nor an `EpisodeStats`, or `prefix` is not a string.
+        ValueError: if there is a prefix but no statistics, or the statistics belong to another vector env.
     """
     if not isinstance(given, (bool, EpisodeStats)):
         raise TypeError(f"episode_stats: expected True, False or an aioenv.EpisodeStats, got {given!r}")
@@ -57,12 +60,12 @@ def check_episode_stats(
 
 
 class EpisodeTracker:
-    """Tells the statistics what replies say, and puts into the infos which episodes have ended.
+    """Updates the statistics from the replies of workers, and adds the ends of episodes to the infos.
 
     Args:
         stats: the statistics.
         mode: the autoreset mode.
-        restarts: whether workers are started again; else "restarted" in an info is an env's own word.
+        restarts: whether workers are restarted; else an info "restarted" is the env's own.
     """
 
     def __init__(self, stats: EpisodeStats, mode: AutoresetMode, *, restarts: bool) -> None:
@@ -72,7 +75,7 @@ class EpisodeTracker:
         self._same_step = mode is AutoresetMode.SAME_STEP
 
     def note(self, exchange: BatchRequest, part: WorkerRequest) -> None:
-        """A part's reply is in."""
+        """Count a reply, that of a part of a request."""
         failed = {slot for error in part.errors for slot in error.slots} if part.errors else ()
         if failed:
             self.stats.drop(part.slots[np.isin(part.slots, list(failed))])
@@ -94,26 +97,29 @@ class EpisodeTracker:
             elif self._restarts and any(column.path == ("restarted",) for column in columns.schema.columns):
                 lost = np.zeros(len(slots), np.bool_) if lost is None else lost
                 lost[_rows(columns, part)] = True
-        values = list(self._values(part, over)) if self.stats.events and part.columns else ()
+        values = list(self._events(part, over)) if self.stats.events and part.columns else ()
         if keep is None:
-            self._tell(part, self.stats.step(slots, rewards, over, values, lost), None)
+            self._add_ends(part, self.stats.step(slots, rewards, over, values, lost), None)
         else:
             ended = self.stats.step(
                 slots[keep], rewards[keep], over[keep], values, None if lost is None else lost[keep]
             )
-            self._tell(part, ended, np.flatnonzero(keep))
+            self._add_ends(part, ended, np.flatnonzero(keep))
         self.stats.await_resets(part.exhausted)
 
-    def _tell(self, part: WorkerRequest, ended: Ended, where: npt.NDArray[np.int64] | None) -> None:
-        """Put the ends of episodes into the infos, unless the envs tell of them themselves; rows are all, or those."""
+    def _add_ends(self, part: WorkerRequest, ended: Ended, where: npt.NDArray[np.int64] | None) -> None:
+        """Add the ends of episodes to the infos, unless the envs have; `where` are the counted rows, None for all."""
         if not len(ended.rows) or any(c.path[0] == _KEY for each in part.columns for c in each.schema.columns):
             return
         positions = (ended.rows if where is None else where[ended.rows]) + part.start
         values = [None, ended.returns, ended.lengths, ended.times_s]
         part.columns = [*part.columns, Columns(positions, _SCHEMA, values)]
 
-    def _values(self, part: WorkerRequest, over: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, Any]]:
-        """Events of this step, with their slots: under SAME_STEP an episode's last ones are in its final info."""
+    def _events(self, part: WorkerRequest, over: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, Any]]:
+        """Yield the number, slot and value of each event of this step.
+
+        Under SAME_STEP an episode's last events are in its final info.
+        """
         for columns in part.columns:
             rows = _rows(columns, part)
             for number, event in enumerate(self.stats.events):
@@ -122,18 +128,18 @@ class EpisodeTracker:
                     if column.is_dict or (not final and column.path != event.path):
                         continue
                     for row, value in zip(rows.tolist(), columns.values[index], strict=True):
-                        # at the end of an episode what is not in the final info is of the next one's reset
+                        # at an episode's end, values outside the final info belong to the next one's reset
                         if not self._same_step or bool(over[row]) is final:
                             yield number, int(part.slots[row]), value
 
 
 class InProcessEpisodeTracker:
-    """Does for a vector env in this process what `EpisodeTracker` does for the parts of an exchange.
+    """Updates the statistics from the results of a vector env in this process (see `EpisodeTracker`).
 
     Args:
         stats: the statistics.
         mode: the autoreset mode.
-        num_envs: how many slots it has.
+        num_envs: the number of slots.
     """
 
     def __init__(self, stats: EpisodeStats, mode: AutoresetMode, num_envs: int) -> None:
@@ -145,12 +151,12 @@ class InProcessEpisodeTracker:
     def note(
         self, slots: npt.NDArray[np.int64], resets: npt.NDArray[np.int64] | None, value: StepResult | ResetResult | Any
     ) -> None:
-        """A result, a whole batch, is in.
+        """Count a result, which is a whole batch.
 
         Args:
-            slots: those that it is of.
-            resets: those of them that were reset; None: all were stepped.
-            value: the result, whose info is completed; or the error.
+            slots: the slots that were stepped or reset.
+            resets: the slots of them that were reset; None: all were stepped.
+            value: the result, to whose info the ends of episodes are added; or the error.
         """
         if isinstance(value, ResetResult):
             assert resets is not None
@@ -160,16 +166,16 @@ class InProcessEpisodeTracker:
             self.stats.drop(slots)
             return
         over = (value.terminated | value.truncated)[slots]
-        values = list(self._values(value.info, slots, over)) if self.stats.events and value.info else ()
+        values = list(self._events(value.info, slots, over)) if self.stats.events and value.info else ()
         ended = self.stats.step(slots, value.reward[slots], over, values)
         if len(ended.rows) and _KEY not in value.info:
-            told = [None, ended.returns, ended.lengths, ended.times_s]
-            value.info.update(merge_infos([Columns(slots[ended.rows], _SCHEMA, told)], self._n))
+            columns = [None, ended.returns, ended.lengths, ended.times_s]
+            value.info.update(merge_infos([Columns(slots[ended.rows], _SCHEMA, columns)], self._n))
 
-    def _values(
+    def _events(
         self, info: Mapping[Any, Any], slots: npt.NDArray[np.int64], over: npt.NDArray[np.bool_]
     ) -> Iterator[tuple[int, int, Any]]:
-        """Events of this step, with their slots (see `EpisodeTracker._values`)."""
+        """Yield the events of this step (see `EpisodeTracker._events`)."""
         for number, event in enumerate(self.stats.events):
             for final in (False, True) if self._same_step else (False,):
                 values, mask = self._column(info, ("final_info", *event.path) if final else event.path)
@@ -181,7 +187,7 @@ class InProcessEpisodeTracker:
                     yield number, slot, values[slot]
 
     def _column(self, info: Any, path: tuple[str, ...]) -> tuple[Any, npt.NDArray[np.bool_]]:
-        """What infos say under a path: something with an element a slot, and of which slots."""
+        """Return the infos under a path, one element a slot, and the mask of the slots that have one."""
         mask = np.ones(self._n, np.bool_)
         for key in path:
             if not isinstance(info, Mapping) or key not in info:
@@ -196,7 +202,7 @@ class InProcessEpisodeTracker:
 
 
 def _rows(columns: Columns, part: WorkerRequest) -> npt.NDArray[np.int64]:
-    """Where the rows of columns stand in a part."""
+    """Return the places of the rows of columns in a part."""
     positions = columns.positions
     if isinstance(positions, slice):
         return np.arange(positions.start, positions.stop) - part.start

@@ -1,4 +1,4 @@
-"""Signals that wait while a piece of work is done that must not be left half done."""
+"""Holding back Python signal handlers during work that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-try:  # what the public functions call; they take 25 µs a step more, in which they look for names of handlers
+try:  # the public functions take 25 µs a step more, for the names of handlers
     from _signal import getsignal  # type: ignore[import-not-found]
     from _signal import signal as handle
 except ImportError:
@@ -21,7 +21,7 @@ _ALL = tuple(sorted(map(int, signal.valid_signals())))
 
 
 class HeldSignals:
-    """A `with` block in which no handler runs that is written in Python: what has come is handled at its end.
+    """A `with` block in which no Python signal handler runs: signals that arrive are handled at its end.
 
     On other threads than the main one none ever runs, and this does nothing.
 
@@ -39,16 +39,16 @@ class HeldSignals:
         self._came: list[tuple[int, FrameType | None]] = []
 
     def __enter__(self) -> list[tuple[int, FrameType | None]]:
-        """Begin; gives the list of those that have come and wait, as they come."""
+        """Hold back signals, and return the list of those that have arrived, which grows."""
         if threading.current_thread() is threading.main_thread():
             try:
                 for number in self._numbers:
                     handler = getsignal(number)
-                    # else it is ignored, or ends the process, or is not Python's
+                    # other signals are ignored, end the process, or have a handler in C
                     if callable(handler):
                         self._handlers.append((number, handler))
                         handle(number, self._hold)
-            except BaseException:  # raised by one that was not held yet
+            except BaseException:  # raised by a handler that was not held back yet
                 self.__exit__()
                 raise
         return self._came
@@ -65,7 +65,7 @@ class HeldSignals:
                 handle(*self._handlers[-1])
                 self._handlers.pop()
         finally:
-            if self._handlers:  # one that is itself again has raised
+            if self._handlers:  # a handler that was restored has raised
                 self._restore()
 
     def _tell(self) -> None:
@@ -78,7 +78,7 @@ class HeldSignals:
                 if there:
                     handler(number, frame)
         finally:
-            if self._came:  # one has raised
+            if self._came:  # a handler has raised
                 self._tell()
 
     def _hold(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The tails of frames, what varies in length: of requests to workers, and of their replies."""
+"""The payloads of frames: those of requests to workers are made, and those of their replies read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["compact", "load_reply", "read_partial_payload", "read_payload", "reset_payload", "step_payload"]
 
-# Those of requests are made before anything is sent or marked: what they carry may not pickle.
+# The payloads of a request are made before any of it is sent: an object in them may not pickle.
 
 
 def compact(rows: list[int]) -> Sequence[int]:
-    """Ascending rows as a range, if they follow one another: it travels faster, and so do their results."""
+    """Return ascending rows as a range if they are successive: it is sent faster, and so are their results."""
     run = range(rows[0], rows[-1] + 1)
     return run if len(run) == len(rows) else tuple(rows)
 
@@ -35,7 +35,7 @@ def step_payload(
     given: list[Any] | None = None,
     table: DefinitionTable | None = None,
 ) -> bytes:
-    """The payload of a STEP: which rows (None: all), and actions or parts of them that are no arrays.
+    """Make the payload of a STEP: the rows (None: all), and actions or parts of them that are no arrays.
 
     Args:
         rows: of the worker.
@@ -64,7 +64,7 @@ def reset_payload(
     shown: Sequence[int] | None = None,
     each: bool = False,
 ) -> bytes:
-    """The payload of a RESET of some slots of a worker (see `ResetRequest`).
+    """Make the payload of a RESET of some slots of a worker (see `ResetRequest`).
 
     Raises:
         TypeError: if the options can't be pickled.
@@ -77,7 +77,7 @@ def reset_payload(
 
 
 def load_reply(payload: memoryview) -> StepReply:
-    """What a worker has said beyond the arrays.
+    """Read the payload of a reply to a step or reset.
 
     Raises:
         WireError: if it can't be understood.
@@ -90,7 +90,7 @@ def load_reply(payload: memoryview) -> StepReply:
 
 
 def read_payload(part: WorkerRequest, payload: memoryview) -> Sequence[int]:
-    """Put what a worker has said beyond the arrays into its part: infos, objects, errors.
+    """Read the payload of a reply into its part: infos, objects, errors.
 
     Returns:
         The slots whose envs have no further episode.
@@ -103,12 +103,12 @@ def read_payload(part: WorkerRequest, payload: memoryview) -> Sequence[int]:
         return ()
     columns = load_columns(payload)
     if columns is None:
-        return _take(part, load(payload))
+        return _apply_reply(part, load(payload))
     part.columns = _unpack(part, [ColumnGroup(*group, []) for group in columns])
     return ()
 
 
-def _take(part: WorkerRequest, reply: StepReply) -> list[int]:
+def _apply_reply(part: WorkerRequest, reply: StepReply) -> list[int]:
     member = part.member
     member.schemas.update(reply.schemas)
     part.objects = reply.objects
@@ -125,7 +125,7 @@ def _unpack(part: WorkerRequest, groups: Sequence[ColumnGroup]) -> list[Columns]
 
 
 def _positions(part: WorkerRequest, group_rows: Sequence[int] | None) -> tuple[Any, int]:
-    """Where the rows of a group stand in the batch, and how many they are."""
+    """Return the positions in the batch of the rows of a group, and their number."""
     if group_rows is None:
         return slice(part.start, part.stop), part.stop - part.start
     rows = np.asarray(group_rows, np.int64)
@@ -141,9 +141,9 @@ def read_partial_payload(part: WorkerRequest, payload: memoryview) -> list[int]:
         Exception: if nothing can be understood.
     """
     member, slots = part.member, part.slots.tolist()
-    plain = load_columns(payload) is not None  # of a sort that was unreadable when it was new
+    plain = load_columns(payload) is not None  # with a schema that was unreadable when it was new
     reply: StepReply = load_reply(payload) if plain else load_partially(payload, (StepReply, ColumnGroup))
-    bad: dict[int, list[tuple[str, Unreadable]]] = {}  # by slot: what of it, and why
+    bad: dict[int, list[tuple[str, Unreadable]]] = {}  # by slot: the names of unreadable values, and why
     for column in reply.objects:
         for row, value in enumerate(column):
             if found := find_unreadable(value):
@@ -158,14 +158,14 @@ def read_partial_payload(part: WorkerRequest, payload: memoryview) -> list[int]:
                 bad.setdefault(slots[row - part.start], []).append(("a key of its info", schema))
         else:
             readable.append(group)
-    over = _take(part, reply._replace(infos=readable))
+    over = _apply_reply(part, reply._replace(infos=readable))
     part.columns = [each for columns in part.columns for each in _readable(part, columns, bad)]
     part.errors = [*part.errors, *(_unreadable_error(part, slot, what) for slot, what in sorted(bad.items()))]
     return over
 
 
 def _readable(part: WorkerRequest, columns: Columns, bad: dict[int, list[tuple[str, Unreadable]]]) -> Iterator[Columns]:
-    """Columns without the values that are unreadable, which are put down in `bad`."""
+    """Yield columns without the values that are unreadable, which are added to `bad`."""
     positions, schema, values = columns
     where: list[int] = np.arange(part.stop)[positions].tolist()
     rest: list[int] = []

@@ -31,19 +31,20 @@ _log = logging.getLogger("aioenv")
 
 @dataclass(frozen=True, slots=True)
 class StateSet:
-    """In the place of a `SentRequest`: a slot was put into a state."""
+    """Stands for a `SentRequest` where a slot was put into a state."""
 
     state: Any
 
 
 class SlotHistory:
-    """Last observations and what images of them are drawn from, seeds, operations and checkpoints, by slot.
+    """The last observation, physics state, seed, operation and checkpoint of each slot.
 
     Args:
-        worker_pool: for the layouts.
-        num_envs: how many slots there are.
-        state_size: how many float64 of physics state images of a slot are drawn from; 0 for none.
-        same_step: whether an episode's last step brings the next one's first observation (SAME_STEP).
+        worker_pool: has the layouts.
+        num_envs: the number of slots.
+        state_size: float64 numbers of physics state from which images of a slot are drawn; 0 for none.
+        same_step: whether the autoreset mode is SAME_STEP: the last step of an episode gives the first observation of
+            the next one.
     """
 
     def __init__(self, worker_pool: WorkerPool, num_envs: int, *, state_size: int, same_step: bool) -> None:
@@ -55,26 +56,25 @@ class SlotHistory:
         self._objects = worker_pool.received.no_objects(num_envs)
         self._states = np.zeros((num_envs, state_size))
         self._ended = np.zeros(num_envs, np.bool_)
-        self._done: npt.NDArray[Any] = np.full(
-            num_envs, None, object
-        )  # what was done last, a `SentRequest` or a `StateSet`
-        self._failed: set[int] = set()  # which must be reset: their envs have raised since they were last known
+        # the last operation on each slot, a `SentRequest` or a `StateSet`
+        self._done: npt.NDArray[Any] = np.full(num_envs, None, object)
+        self._failed: set[int] = set()  # the slots whose envs have raised since, so that they must be reset
         self._before = np.zeros((num_envs, checkpoint_size))
         self._after = np.zeros((num_envs, checkpoint_size))
-        self._overflow_before: dict[int, bytes] = {}  # what did not fit into these two
+        self._overflow_before: dict[int, bytes] = {}  # the bytes that did not fit into these two
         self._overflow_after: dict[int, bytes] = {}
         for member, checkpoints in worker_pool.first_checkpoints.items():
             if checkpoints is not None:
                 self.note_first(member, checkpoints, list(range(member.stop - member.start)))
 
     def note_seeds(self, seeds: Mapping[int, int | None]) -> None:
-        """Slots are being reset, with these seeds."""
+        """Note the seeds of slots that are being reset."""
         for slot, seed in seeds.items():
             if seed is not None:
                 self._seeds[slot] = seed
 
     def note_first(self, member: WorkerSlots, checkpoints: Any, rows: list[int]) -> None:
-        """The checkpoints of envs that were just made (see `EnvService.configure`): these rows start from them."""
+        """Note the checkpoints of new envs (see `EnvService.configure`), from which these rows start."""
         array, overflow = checkpoints[0], dict(checkpoints[1])
         for row in rows:
             self._note_after(member.start + row, array[row], overflow.get(row))
@@ -86,7 +86,7 @@ class SlotHistory:
             self._overflow_after[slot] = overflow
 
     def note_states(self, states: Mapping[int, tuple[Any, Any]]) -> None:
-        """Slots were put into states: by slot, the state and the checkpoint of it."""
+        """Note that slots were put into states: by slot, the state and its checkpoint."""
         for slot, (state, checkpoint) in states.items():
             self._done[slot] = StateSet(state)
             self._failed.discard(slot)
@@ -95,7 +95,7 @@ class SlotHistory:
                 self._note_after(slot, *checkpoint)
 
     def note(self, request: BatchRequest, part: WorkerRequest) -> None:
-        """A reply is in: this is now the last that is known of its slots."""
+        """Note the reply to a part: the last observations, states and checkpoints of its slots."""
         batch, sent, rows = request.batch, part.sent, slice(part.start, part.stop)
         assert sent is not None
         slots: Any = part.slots
@@ -117,12 +117,12 @@ class SlotHistory:
         else:
             self._ended[done] = False
         if self._after.shape[1]:
-            if not self._worker_pool.vectorized:  # which is not told what was before
+            if not self._worker_pool.vectorized:  # vector envs are resumed without repeating the step
                 self._before[done] = self._after[done]
             self._after[slots] = batch.checkpoint[rows]
             if part.overflow or self._overflow_after or self._overflow_before:
                 self._note_overflow(sent.slots if sent.kind is Kind.RESET else part.slots, part)
-        for error in part.errors:  # what they did can't be done again; they must be reset anyway
+        for error in part.errors:  # their last step can't be repeated; they must be reset
             self._done[list(error.slots)] = None
             self._failed.update(error.slots)
 
@@ -134,9 +134,9 @@ class SlotHistory:
         self._overflow_after.update((part.member.start + row, data) for row, data in part.overflow)
 
     def lost_rows(self, member: WorkerSlots, rows: list[int]) -> list[LostRow]:
-        """What rows of a worker that begin anew are told; none for those that had not begun.
+        """Return what rows of a worker that are reset need to know; none for rows without an observation yet.
 
-        One that had failed is told its seed alone: it is reset before it is stepped.
+        A row that had failed gets its seed alone: the user resets it before it is stepped.
         """
         observations = list(self._worker_pool.received.rows(self._obs, self._objects))
         lost = []
@@ -150,7 +150,7 @@ class SlotHistory:
         return lost
 
     def last_of_failed(self, member: WorkerSlots) -> list[tuple[int, Any]]:
-        """Rows of a worker that must be reset, and what they observed last, as far as that is known."""
+        """Return the rows of a worker that must be reset, with their last observations if these are known."""
         slots = [slot for slot in sorted(self._failed) if member.start <= slot < member.stop]
         if not slots:
             return []
@@ -162,7 +162,7 @@ class SlotHistory:
         return self._states[slot] if self._states.shape[1] else None
 
     def resumed_rows(self, member: WorkerSlots) -> tuple[Any, ...]:
-        """What a worker's rows that go on are told (see `EnvService.resume`)."""
+        """Return the arguments of `EnvService.resume` for the rows of a worker that can be resumed."""
         every = range(member.start, member.stop)
         rows = [slot - member.start for slot in every if self._done[slot] is not None or slot in self._failed]
         slots = [member.start + row for row in rows]
@@ -171,7 +171,7 @@ class SlotHistory:
         return rows, self._before[slots], operations, self._after[slots], overflow, self._states[slots]
 
     def resumed_env(self, member: WorkerSlots) -> tuple[list[int], Any, list[bytes | None], list[Any], list[Any]]:
-        """What a worker whose slots are one vector env is told (see `VectorService.resume`)."""
+        """Return the arguments of `VectorService.resume`, for a worker whose slots are one vector env."""
         slots = slice(member.start, member.stop)
         rows = [row for row in range(member.stop - member.start) if self._done[member.start + row] is not None]
         overflow = [self._overflow_after.get(slot) for slot in range(member.start, member.stop)]
@@ -179,7 +179,7 @@ class SlotHistory:
         return rows, self._after[slots], overflow, [array[slots] for array in self._obs], objects
 
     def _operation(self, slot: int, row: int) -> tuple[Any, ...] | None:
-        """What was done to a slot last, as `EnvService.resume` takes it; None if it has failed since."""
+        """Return the last operation on a slot, as `EnvService.resume` takes it; None if the slot has failed since."""
         sent = self._done[slot]
         if sent is None:
             return None
@@ -199,21 +199,21 @@ class SlotHistory:
 
 
 def _derive(seed: int | None, generation: int) -> int | None:
-    """A seed for an episode after a restart."""
+    """Derive a seed for an episode after a restart."""
     if seed is None:
         return None
-    # some engines take no more than 31 bits, and a vector env adds its slots
+    # some envs take no more than 31 bits, and a vector env adds its slot numbers
     return int(np.random.SeedSequence([seed, generation]).generate_state(1)[0]) >> 2
 
 
 class WorkerRecovery:
-    """Restores workers of a worker_pool from what is known of their slots.
+    """Brings the slots of restarted workers back to their last states.
 
     Args:
         worker_pool: the workers.
-        history: what is known.
-        merger: of the statistics that the envs share, if there are any.
-        resume: whether slots go on where they were, if that can be.
+        history: the last state of each slot.
+        merger: merges the statistics that the envs share; None if they share none.
+        resume: whether slots go on where they were, if that is possible.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class WorkerRecovery:
         self._members = {member.worker: member for member in worker_pool.members}
 
     async def restore(self, worker: Worker) -> None:
-        """Tell a new process what the one before it knew.
+        """Bring the slots of a new process to the states in which the process before it had them.
 
         Raises:
             WorkerDied, EnvError: if it ends, or fails.
@@ -246,10 +246,10 @@ class WorkerRecovery:
             found = {row: text for row, text in zip(rows, differences, strict=True) if text is not None}
             for row, difference in found.items():
                 slot = member.start + row
-                with contextlib.suppress(Exception):  # of a handler: the worker is there
+                with contextlib.suppress(Exception):  # an error of a log handler must not end the worker
                     _log.warning("slot %d could not be resumed: %s; its episode is truncated", slot, difference)
             lost = list(found)
-            if not (rows and vectorized):  # of which all rows were restored
+            if not (rows and vectorized):  # a vector env was restored with all rows
                 self._history.note_first(member, first, [row for row in every if row not in rows])
         if lost_rows := self._history.lost_rows(member, lost):
             await worker.call("reset_lost_rows", lost_rows)

@@ -18,6 +18,7 @@ from aioenv.process.connection import OnReply, PendingReply
 from aioenv.spaces.infos import Columns
 from aioenv.spaces.layout import Layout, Leaf, byte_view
 from aioenv.spaces.shared_layout import COPIED
+from aioenv.speedups.attributes import read_by_c
 
 if TYPE_CHECKING:
     from aioenv.core.worker_pool import WorkerSlots
@@ -165,6 +166,7 @@ class Batch:
         self.truncated[start:stop] = False
 
 
+@read_by_c
 class WorkerRequest:
     """One worker's part of a `BatchRequest`, and its reply.
 
@@ -218,6 +220,7 @@ class WorkerRequest:
         self.fast_reply: PendingReply | None = None
 
 
+@read_by_c
 class BatchRequest:
     """A step or reset of slots of one or more workers, and the replies.
 

@@ -122,7 +122,7 @@ Merge: TypeAlias = Callable[[Sequence[Columns], int], dict[str, Any]]
 
 
 def partial_result(layout: Layout, request: BatchRequest) -> StepResult | ResetResult:
-    """What there is of a whole batch of which some parts are missing: zeros there; in arrays of its own."""
+    """Make a whole batch of the parts that have arrived, in new arrays; the rows of others are zero."""
     batch = request.batch
     n = len(batch.reward)
     obs, objects = layout.zeros(n), layout.no_objects(n)
@@ -147,13 +147,19 @@ def partial_result(layout: Layout, request: BatchRequest) -> StepResult | ResetR
 def collect_ready(
     layout: Layout, parts: Parts, max_slots: int | None, merge_infos: Merge
 ) -> tuple[Ready, list[tuple[BatchRequest, Any]], list[tuple[SlotError, set[int]]], Parts]:
-    """Take the results of up to `max_slots` slots, of the oldest parts first; `merge_infos` makes their info dict.
+    """Take the results of up to `max_slots` slots from ready parts, the oldest first, as one compact batch.
+
+    Args:
+        layout: the layout of the observations.
+        parts: ready parts, each with its request, oldest first; the rows that are taken are removed from them.
+        max_slots: the most slots to take; None for all.
+        merge_infos: makes the info dict.
 
     Returns:
-        The results; the requests they come from with the slots taken of each; the errors, each with those of its slots
-        that are taken; and the parts of which something is left.
+        The results, by ascending slot; the requests that they are of, with the slots taken of each; the errors, each
+        with those of its slots that were taken; and the parts that have rows left.
     """
-    taken: list[tuple[BatchRequest, WorkerRequest, list[int]]] = []  # with rows of the part
+    taken: list[tuple[BatchRequest, WorkerRequest, list[int]]] = []  # with the rows of the part
     rest: Parts = []
     room = sum(len(part.slots) for _, part in parts) if max_slots is None else max_slots
     for request, part in parts:
@@ -167,14 +173,14 @@ def collect_ready(
     slots = np.array([slot for _, part, rows in taken for slot in part.slots[rows].tolist()], np.int64)
     order = np.argsort(slots)
     n = len(slots)
-    place = np.empty_like(order)  # where the i-th taken row stands in the result
+    place = np.empty_like(order)  # the row in the result of the i-th row that is taken
     place[order] = np.arange(n)
     obs = layout.empty(n)
     objects = layout.no_objects(n)
     reward, terminated, truncated = np.empty(n), np.empty(n, np.bool_), np.empty(n, np.bool_)
     columns: list[Columns] = []
     errors: list[tuple[SlotError, set[int]]] = []
-    moves: dict[BatchRequest, tuple[list[int], list[int]]] = {}  # rows of its batch, and rows of the result
+    moves: dict[BatchRequest, tuple[list[int], list[int]]] = {}  # rows in its batch, and rows in the result
     begin = 0
     for request, part, rows in taken:
         source = [row + part.start for row in rows]
@@ -205,7 +211,7 @@ def collect_ready(
 
 
 def _chosen(columns: Columns, source: Any, target: Any) -> Columns | None:
-    """Info columns of the rows `source` of their batch alone, at the positions `target`."""
+    """Return the columns of some rows, `source` in their batch and `target` in the result; None if it has none."""
     positions = columns.positions
     if isinstance(positions, slice):
         positions = np.arange(positions.start, positions.stop)

@@ -36,7 +36,7 @@ Array = npt.NDArray[Any]
 async def call_workers(
     scheduler: RequestScheduler, slots: Iterable[int] | None, what: str, method: str, arguments: Any
 ) -> tuple[Any, ...]:
-    """Call a method of the workers' services for some slots; results are in the order of slots.
+    """Call a method of the workers' services for some slots (see `Backend.call_service`).
 
     Args:
         what: the user's call, for errors.
@@ -52,8 +52,8 @@ async def call_workers(
     if scheduler.restarter is not None:
         await scheduler.timeouts.wait_for_restarts(what, [member for member, _ in shares])
         scheduler.check_open()
-        scheduler.table.check_call(numbers, what)  # others may have sent something meanwhile
-    # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
+        scheduler.table.check_call(numbers, what)  # other tasks may have sent requests meanwhile
+    # all calls are sent before anything is awaited: so a cancelled call was made in every env, or in none
     try:
         calls = [
             dump(CallRequest(method, ([s - m.start for s in mine], *arguments(mine)), {}), m.worker.definitions)
@@ -96,11 +96,11 @@ async def call_workers(
 
 
 def _ask(member: WorkerSlots, call: bytes) -> asyncio.Future[Frame]:
-    """Send a call; its reply, or how the worker ended, comes to the future."""
+    """Send a call, and return a future of its reply, or of the error with which the worker ended."""
     reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
 
     def on_reply(outcome: Frame | SlotError) -> None:
-        if reply.done():  # nobody waits any more
+        if reply.done():  # the caller does not wait any more
             return
         if isinstance(outcome, SlotError):
             reply.set_exception(outcome)
@@ -118,17 +118,17 @@ def _ask(member: WorkerSlots, call: bytes) -> asyncio.Future[Frame]:
 
 
 class StatsMerger:
-    """Merges what slots have seen, in their order, whenever results are handed out and nothing else is in flight.
+    """Merges the data of slots, in their order, whenever results are handed out and nothing else is in flight.
 
-    So what a slot knows when it is stepped depends on steps alone, never on how fast somebody was or who had how many
-    workers. In shared memory that takes no message. Statistics without it are copies in the workers; then what is new
-    is fetched, merged here, and the outcome sent back, which gives the same bits.
+    So the statistics that a step uses depend on the steps before alone, not on timing, nor on the number of workers. In
+    shared memory that takes no message. Statistics without it are copies in the workers. Then new data is fetched,
+    merged here, and the outcome sent back, which gives the same bits.
 
     Args:
         worker_pool: the workers, and the statistics that their factories refer to.
 
     Attributes:
-        timeouts: how long workers may take that have copies.
+        timeouts: waits for the replies of workers that have copies.
     """
 
     timeouts: ReplyTimeouts
@@ -139,14 +139,14 @@ class StatsMerger:
         self._shared = [stats for stats in merged if stats.shared]
         self._copied = {stats.key: stats for stats in merged if not stats.shared}
         self._exchanging: asyncio.Task[None] | None = None
-        self._replied: set[int] = set()  # slots that have, since the last merge: what they saw for it they see no more
+        self._replied: set[int] = set()  # the slots that have replied since the last merge
 
     def note(self, slots: npt.NDArray[np.int64]) -> None:
-        """What was asked of these slots is done."""
+        """Note that these slots have replied."""
         self._replied.update(slots.tolist())
 
     async def merge(self) -> None:
-        """Merge. If this is cancelled, the next one ends first what it has begun.
+        """Merge. If this is cancelled, the next merge completes it first.
 
         Raises:
             TimeoutError: if a worker that hangs, or is stopped, holds the lock of shared memory.
@@ -158,7 +158,8 @@ class StatsMerger:
         self._replied.clear()
         if not all(stats.closed for stats in self._copied.values()):
             if self._exchanging is not None and not self._exchanging.done():
-                await asyncio.wait([self._exchanging])  # a merge was cancelled: what it fetched must not be lost
+                # a merge was cancelled: the data that it fetched must not be lost
+                await asyncio.wait([self._exchanging])
             self._exchanging = internal_task(self._exchange())
             await asyncio.shield(self._exchanging)
 
@@ -174,7 +175,7 @@ class StatsMerger:
         await self._call(workers, "load_stats", self._states())
 
     async def _call(self, workers: Sequence[Worker], method: str, *args: Any) -> list[Any]:
-        """What workers answer; of those that have died nothing: what they had seen is lost with them."""
+        """Call a method of workers, and return their replies; those that have died are left out, with their data."""
         tasks = [internal_task(worker.call(method, *args)) for worker in workers]
         try:
             replies = await self.timeouts.gather("merge", tasks)
@@ -187,13 +188,13 @@ class StatsMerger:
         return {key: stats.state_dict() for key, stats in self._copied.items() if not stats.closed}
 
     async def catch_up(self, worker: Worker, *, resumed: bool) -> None:
-        """A new process is in the place of one that died, and is about to do again what that one was doing.
+        """Bring the statistics of a restarted worker up to date, before it repeats the last request.
 
         Args:
-            worker: which.
-            resumed: whether its slots go on where they were: then what they saw in a step that was not completed does
-                not count, since they will see it again. (Of a slot that has replied since the last merge nobody knows
-                what it saw in which step, and all of it stays.)
+            worker: the restarted worker.
+            resumed: whether its slots go on where they were. Then the data of a step that was not completed is dropped,
+                since that step is repeated. (For a slot that has replied since the last merge it is not known which
+                data is of which step, and all of it stays.)
         """
         if resumed:
             again = [slot for slot in worker.slots if slot not in self._replied]
@@ -208,25 +209,25 @@ class StatsMerger:
 
 
 class ModelFields:
-    """Fields that lie in memory which the workers of a native vector env take them from.
+    """Fields of the models of a native vector env, in memory that its workers share.
+
+    The memory is made for the first field. Workers open it through the descriptor of this process. They get each field
+    by a call whose reply is not awaited: requests are answered in order, so the next step uses the field.
 
     Args:
-        defaults: of each worker, what its model says of its fields, pickled; None if its env has none.
-        workers: these, in the order of slots.
-
-    The memory is made with the first field. Workers open it as a descriptor of this process, and are told of a field
-    by a call that nobody waits for: requests are answered in turn, so the next step is one with the field.
+        defaults: for each worker the values of its model's fields, pickled; None if its env has none.
+        workers: the workers, in the order of slots.
     """
 
     def __init__(self, defaults: Sequence[bytes | None], workers: Sequence[Worker]) -> None:
         self._pickled = defaults
-        self._defaults: list[dict[str, Array]] = []  # as soon as a field is wanted
+        self._defaults: list[dict[str, Array]] = []  # read when the first field is asked for
         self._workers = workers
         self._memory: SharedMemory | None = None
         self._arrays: dict[str, tuple[Array, FieldPlace]] = {}
 
     def field(self, name: str) -> Array:
-        """The live array of a field, `(num_envs, ...)`.
+        """Return the live array of a field, `(num_envs, ...)`.
 
         Raises:
             ValueError: if there is no such field, or it can't be shared.
@@ -273,11 +274,11 @@ class ModelFields:
 
     def _tell(self, worker: Worker, name: str) -> None:
         call = CallRequest("share_model_field", (name, self._arrays[name][1]), {})
-        with suppress(WorkerDied, WireError):  # it is being started again, and will be told then
+        with suppress(WorkerDied, WireError):  # it is being started again, and gets the fields then
             worker.submit(Kind.CALL, (), dump(call, worker.definitions), on_reply=lambda _: None)
 
     async def restore(self, worker: Worker) -> None:
-        """Tell a new process what the one before it was told.
+        """Share the fields with the new process of a restarted worker.
 
         Raises:
             WorkerDied, EnvError: if it ends, or fails.
@@ -286,7 +287,7 @@ class ModelFields:
             await worker.call("share_model_field", name, place)
 
     def close(self) -> None:
-        """Let go of the memory; it lives as long as anybody has an array of it."""
+        """Release the memory; it is freed when no array of it is left."""
         self._arrays = {}
         if self._memory is not None:
             self._memory.close()

@@ -1,4 +1,4 @@
-"""A started vector env: its workers, its render pool, its scheduler; how they come up and how they end."""
+"""The start and close of a vector env over workers: its workers, its render pools, and its scheduler."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
 from aioenv.process.async_resource import gather_internal
-from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
-from aioenv.rendering.config import BACKENDS, check_devices
+from aioenv.rendering.backends import backend_environment, candidate_backends, no_backend_error, warn_of_software
+from aioenv.rendering.config import BACKENDS, parse_devices
 from aioenv.rendering.pixels import PixelsRefused, replace_states
 from aioenv.rendering.step_images import StepImages
 from aioenv.worker.mujoco_gl import choose_backend_here
@@ -31,7 +31,7 @@ NO_PHYSICS = (
     'backend="workers" takes envs that draw themselves; without render=, render() gives what this one draws'
 )
 
-# How long workers may take to close their envs, where nobody says otherwise.
+# How long workers may take to close their envs by default, in seconds.
 CLOSE_GRACE_S = 1.0
 
 
@@ -42,7 +42,7 @@ def late_pool(
     timeout_s: float | None,
     on_timeout: str = "raise",
 ) -> StepRenderPool:
-    """The pool, not started, that draws the states of slots with these sources."""
+    """Make the pool that draws the states of slots with these sources; it is not started."""
     from aioenv.rendering.step_pool import StepRenderPool
 
     distinct = list(dict.fromkeys(sources))
@@ -63,7 +63,7 @@ def late_pool(
 
 
 class WorkerSession:
-    """All that lives between the start and the close of a vector env.
+    """The processes of a vector env over workers, from their start to their close (see `Session`).
 
     Attributes:
         worker_pool: the workers.
@@ -84,7 +84,7 @@ class WorkerSession:
     ) -> None:
         if render is not None and pixels is None and not config.vectorized:
             # for envs that draw themselves
-            config = _on_backend(config, candidates(_backend(config, render))[0], render)
+            config = _on_backend(config, candidate_backends(_backend(config, render))[0], render)
         self.worker_pool = WorkerPool(config)
         self.backend: RequestScheduler | None = None
         self.images: StepImages | None = None
@@ -99,7 +99,7 @@ class WorkerSession:
         self._on_timeout = on_timeout
 
     async def start(self) -> None:
-        """Start the workers, then what draws. If anything fails, or this is cancelled, nothing is left.
+        """Start the workers, then the render pools. If anything fails, or this is cancelled, nothing is left.
 
         Raises:
             WorkerStartError, SpaceMismatchError, RenderError: see `AsyncVectorEnv`.
@@ -149,10 +149,10 @@ class WorkerSession:
         return [member.worker for member in self.worker_pool.members]
 
     async def _start_drawing_workers(self, pixels: RenderConfig) -> None:
-        """Start the workers where they draw themselves, on the first OpenGL backend that works."""
+        """Start workers that draw observations themselves, on the first OpenGL backend that works."""
         reasons: list[str] = []
         last: WorkerStartError | None = None
-        backends = candidates(_backend(self._config, pixels), check_devices(pixels.devices))
+        backends = candidate_backends(_backend(self._config, pixels), parse_devices(pixels.devices))
         for backend in backends:
             if self._config.debug:
                 choose_backend_here(backend)
@@ -177,10 +177,10 @@ class WorkerSession:
             else:
                 warn_of_software(self.worker_pool.drawn_by, backends)
                 return
-        raise no_backend_works(reasons) from last
+        raise no_backend_error(reasons) from last
 
     async def _start_images(self, config: RenderConfig) -> tuple[int, bool]:
-        """Find out who can draw: a pool, if every env is a MuJoCo env, else the workers themselves.
+        """Start a pool that draws images, if every env is a MuJoCo env; else the workers draw themselves.
 
         Returns:
             How many float64 of state each reply carries a row, and whether the workers draw.
@@ -212,7 +212,7 @@ class WorkerSession:
         return max(source.state_size for source in sources), False
 
     async def _start_pixel_renderer(self, config: RenderConfig) -> PixelRenderer | None:
-        """Start what draws observations; None if the envs are none of MuJoCo's, and draw themselves."""
+        """Start the pool that draws observations; None if the envs are not all MuJoCo's, and draw themselves."""
         worker_pool = self.worker_pool
         sources = [source for source in worker_pool.sources if source is not None]
         if len(sources) < len(worker_pool.sources):
@@ -224,11 +224,11 @@ class WorkerSession:
 
     @property
     def render_workers(self) -> Sequence[Worker]:
-        """Those that draw states, for `render` and for observations."""
+        """The render workers, for `render` and for observations."""
         return [worker for pool in self.pools for worker in pool.workers]
 
     async def close(self, grace_s: float) -> None:
-        """End everything; whoever waits for a result gets a ClosedError.
+        """End all processes; callers that wait for a result get a ClosedError.
 
         Args:
             grace_s: how long workers may take to close their envs before they are told by signals, in seconds.
@@ -240,14 +240,14 @@ class WorkerSession:
                     await self.backend.restarter.close()
             if self.images is not None:
                 self.images.fail_all(ClosedError("the vector env was closed"))
-        finally:  # whatever went wrong before: no process may be left
+        finally:  # also after an error: no process may be left
             await self._end(grace_s)
             if self.backend is not None:
                 self.backend.free()
 
     @property
     def pools(self) -> list[StepRenderPool]:
-        """What draws states, for `render` and for observations."""
+        """The pools that draw states, for `render` and for observations."""
         return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
 
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
@@ -256,7 +256,7 @@ class WorkerSession:
         await gather_internal(*ends)
 
     def forget_code(self) -> None:
-        """Let go of the snapshot of the factories: no worker is started from it any more."""
+        """Release the snapshot of the factories: no worker is started from it any more."""
         self._config = self._config._replace(code=None)
         self.worker_pool.forget_code()
 
@@ -270,7 +270,7 @@ class WorkerSession:
 
 
 def _backend(config: WorkerPoolConfig, drawing: RenderConfig) -> str | None:
-    """The OpenGL backend that was asked for: by what is drawn, or by the variables that were given for all workers."""
+    """Return the OpenGL backend that the config of the drawing, or the variables of all workers, ask for."""
     given = {(variables or {}).get("MUJOCO_GL", "").lower() for variables in config.worker_env}
     if drawing.backend is None and len(given) == 1 and given <= {*BACKENDS}:
         return given.pop()
@@ -278,11 +278,11 @@ def _backend(config: WorkerPoolConfig, drawing: RenderConfig) -> str | None:
 
 
 def _on_backend(config: WorkerPoolConfig, backend: str, drawing: RenderConfig) -> WorkerPoolConfig:
-    """The same, with workers that can draw; what the user has said of their environment comes first."""
-    devices = check_devices(drawing.devices)
+    """Return the config with variables for drawing in workers; the user's own variables take precedence."""
+    devices = parse_devices(drawing.devices)
     variables = []
     for index, given in enumerate(config.worker_env):
-        chosen = environment(backend, devices[index % len(devices)] if devices else None)
+        chosen = backend_environment(backend, devices[index % len(devices)] if devices else None)
         if given and "MUJOCO_GL" in given:
             del chosen["PYOPENGL_PLATFORM"]  # which goes with it
         variables.append({**chosen, **(given or {})})

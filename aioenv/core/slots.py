@@ -1,14 +1,14 @@
 """The state of every slot.
 
-    IDLE ──send──▶ IN_FLIGHT ──reply──▶ READY ──take──▶ IDLE
+    IDLE ──send──▶ IN_FLIGHT ──reply──▶ READY ──recv──▶ IDLE
       ▲               │  │
-      └───settle──────┘  └ worker died ▶ DEAD
+      └──step, reset──┘  └ worker died ▶ DEAD
 
-A `step` or `reset` that waits for its own replies settles them without passing through READY. An idle slot whose env
-has raised is FAILED, and one whose episode is over may have to wait for a reset; both last until a reset of that very
-slot is sent, whatever else its worker is asked meanwhile.
+The results of `step` and `reset` are handed out at once, without the state READY. An idle slot whose env has raised is
+FAILED. With autoreset disabled, a slot whose episode has ended may have to be reset. Both last until a reset of that
+slot is sent.
 
-Beside all that a slot may be paused: it is left out of whole batches, and keeps whatever state it is in.
+A slot may be paused in any state: it keeps its state, and is left out of whole batches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Slots = npt.NDArray[np.int64]
 
 
 class SlotState(IntEnum):
-    """What a slot is doing."""
+    """The state of a slot."""
 
     IDLE = 0
     IN_FLIGHT = 1
@@ -38,19 +38,20 @@ class SlotState(IntEnum):
 
 
 class SlotTable:
-    """States of all slots, and what is known about the ones that can't be stepped.
+    """The states of all slots, and the errors of those that can't be stepped.
 
     Args:
-        num_envs: how many slots there are.
-        must_reset: whether a slot whose episode has ended may not be stepped (autoreset disabled).
+        num_envs: the number of slots.
+        must_reset: whether a slot whose episode has ended must be reset before it is stepped (autoreset disabled).
 
     Attributes:
         must_reset: as given.
-        paused: bool `(num_envs,)`, which slots are paused, another array after each change; None if none is.
-        exhausted: those of them that are because their envs have no further episode.
-        steps: how many steps of single slots were asked for, those of which nobody has taken the results among them.
-        resets: how often some were reset, or put into states.
-        resumes: how often some were resumed: observations of paused slots that were kept are out of date then.
+        paused: bool `(num_envs,)`, which slots are paused, a new array after each change; None if none is.
+        exhausted: the slots that were paused because their envs have no further episode.
+        steps: the number of steps of single slots that were sent.
+        resets: the number of times that slots were reset, or put into states.
+        resumes: the number of times that slots were resumed; then the known observations of paused slots are out of
+            date.
     """
 
     def __init__(self, num_envs: int, *, must_reset: bool) -> None:
@@ -61,36 +62,36 @@ class SlotTable:
         self._any_failed = False
         self._errors: dict[int, SlotError] = {}
         self._any_dead = False
-        # whose observation nobody knows: never reset, or put into a state
+        # the slots whose observation is not known: they were never reset, or were put into a state
         self._unseen = np.ones(num_envs, np.bool_)
         self._any_unseen = True
-        # put into a state while a result of theirs had not been taken, which says nothing of them any more
+        # the slots that were put into a state while they were READY: that result does not count any more
         self._overtaken: set[int] = set()
         self.paused: npt.NDArray[np.bool_] | None = None
         self.exhausted: set[int] = set()
         self.steps = self.resets = self.resumes = 0
 
     def state(self, slot: int) -> SlotState:
-        """What one slot is doing."""
+        """Return the state of one slot."""
         state = SlotState(int(self._states[slot]))
         return SlotState.FAILED if state is SlotState.IDLE and self._failed[slot] else state
 
     def count(self, state: SlotState) -> int:
-        """How many slots are in a state."""
-        # a third of the time of numpy's count, let alone with an IntEnum
+        """Return the number of slots in a state."""
+        # three times as fast as numpy's count
         return self._states.tobytes().count(int(state))
 
     def check_send(self, slots: Slots | slice, name: str, *, reset: bool) -> None:
         """Raise if any slot can't accept a request.
 
         Raises:
-            PendingCallError: if one has a request in flight, or a result that nobody has taken.
+            PendingCallError: if one has a request in flight, or a result that was not taken.
             EnvError: if one has failed, and this is not a reset.
             WorkerDied: if one's worker is gone.
-            ResetNeededError: if one's episode is over, nothing resets it by itself, and this is not a reset.
+            ResetNeededError: if one's episode has ended, autoreset is disabled, and this is not a reset.
         """
         states = self._states[slots]
-        if states.tobytes().strip(b"\0"):  # any but IDLE; a third of the time of `states.any()`
+        if states.tobytes().strip(b"\0"):  # any but IDLE; three times as fast as `states.any()`
             self._refuse(slots, states, name)
         if self._any_failed and not reset and self._failed[slots].any():
             self._refuse_failed(self._number(slots)[self._failed[slots]].tolist(), name)
@@ -108,7 +109,7 @@ class SlotTable:
             self._see(slots)
 
     def check_call(self, slots: Slots, name: str) -> None:
-        """Raise unless the envs of all these slots can be called; that a slot has failed does not matter.
+        """Raise if the env of any slot can't be called; those of failed slots can.
 
         Raises:
             PendingCallError: if one has a request in flight.
@@ -152,19 +153,19 @@ class SlotTable:
         ) from old.__cause__
 
     def move(self, slots: Slots | slice, state: SlotState) -> None:
-        """Put slots into a state; DEAD is reached by `fail` alone, and is for good."""
+        """Put slots into a state, except dead ones; only `fail` makes a slot DEAD."""
         if self._any_dead:
             states = self._states[slots]
             self._states[slots] = np.where(states == SlotState.DEAD, states, state)
         else:
-            self._states[slots] = int(state)  # numpy takes ten times as long for an enum
+            self._states[slots] = int(state)  # ten times as fast as with an enum
 
     def fail(self, error: SlotError, among: Iterable[int] | None = None) -> None:
-        """Take note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied).
+        """Note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied).
 
         Args:
-            error: what went wrong.
-            among: its slots whose results are taken just now; None: all. A reset of others may have been sent since.
+            error: the error, with its slots.
+            among: those of its slots whose results are being taken; None for all. The others may have been reset since.
         """
         dead = isinstance(error, WorkerDied)
         self._any_dead |= dead
@@ -178,19 +179,19 @@ class SlotTable:
                     self._failed[slot] = True
 
     def note_ends(self, slots: Slots | slice, ended: Any) -> None:
-        """Take note of which episodes have ended in a step."""
+        """Note which episodes have ended in a step."""
         if self.must_reset:
             self._ended[slots] |= ended
             if self._overtaken:
                 self._ended[list(self._overtaken)] = False
 
     def note_taken(self, slots: Slots) -> None:
-        """Results of these slots that waited were taken, or dropped."""
+        """Note that results of these slots, which were READY, were taken or dropped."""
         if self._overtaken:
             self._overtaken.difference_update(slots.tolist())
 
     def note_reset(self, slots: Slots) -> None:
-        """A reset of these slots is being sent: what was wrong with them is over."""
+        """Note that a reset of these slots is being sent: they have not failed or ended any more."""
         self.resets += 1
         self._ended[slots] = False
         self._failed[slots] = False
@@ -202,18 +203,18 @@ class SlotTable:
         self._any_unseen = bool(self._unseen.any())
 
     def note_states(self, slots: Slots) -> None:
-        """These slots were put into states: whatever was wrong is over, and their observations come with a step."""
+        """Note that these slots were put into states: as after a reset, but their observations come with a step."""
         self.note_reset(slots)
         self._overtaken.update(slots[self._states[slots] == SlotState.READY].tolist())
         self._unseen[slots] = True
         self._any_unseen = bool(self._unseen.any())
 
     def unseen(self) -> Slots:
-        """The slots that have neither been reset nor stepped since they were made, or put into a state."""
+        """Return the slots that were neither reset nor stepped since they were made, or put into a state."""
         return np.flatnonzero(self._unseen)
 
     def over(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Which of these slots must be reset before they are stepped: their episodes are over (autoreset disabled)."""
+        """Return which of these slots must be reset before they are stepped (autoreset disabled)."""
         over: npt.NDArray[np.bool_] = self._ended[slots]
         return over
 
@@ -235,7 +236,7 @@ class SlotTable:
             self.exhausted.difference_update(slots.tolist())
 
     def exhaust(self, slots: list[int]) -> None:
-        """The envs of these slots have no further episode."""
+        """Pause these slots, whose envs have no further episode."""
         self.pause(slots)
         self.exhausted.update(slots)
 
@@ -245,10 +246,10 @@ class SlotTable:
         return np.arange(len(self._states)) if self.paused is None else np.flatnonzero(~self.paused)
 
     def leave_out_paused(self, numbers: Slots, name: str, *, by_name: bool) -> Slots:
-        """Where those of these slots stand that are not paused.
+        """Return the positions of those of these slots that are not paused.
 
         Raises:
-            PausedError: if one is paused, and they were asked for `by_name`.
+            PausedError: if one is paused, and the caller named the slots (`by_name`).
         """
         paused = np.zeros(len(numbers), np.bool_) if self.paused is None else self.paused[numbers]
         if by_name and paused.any():
@@ -258,15 +259,15 @@ class SlotTable:
     # ------------------------------------------------------------ names
 
     def slot_numbers(self, slots: Iterable[int] | None, *, maybe_none: bool = False) -> Slots:
-        """Slots as the caller names them, checked and as an array; None stands for all.
+        """Check the slot numbers that a caller gave, and return them as an array.
 
         Args:
-            slots: their numbers.
-            maybe_none: whether there may be no number among them.
+            slots: the numbers; None for all slots.
+            maybe_none: whether there may be no number.
 
         Raises:
             IndexError: if one is out of range.
-            ValueError: if one is named twice, or none at all.
+            ValueError: if one is given twice, or none at all.
         """
         n = len(self._states)
         if slots is None:

@@ -1,11 +1,11 @@
-"""How long to wait for replies, and what becomes of workers that take longer."""
+"""Waits for replies and images, with a limit, and what happens to workers that exceed it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aioenv.core.results import partial_result
 from aioenv.errors import StepTimeout
@@ -14,35 +14,21 @@ if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest
     from aioenv.core.worker_pool import WorkerPool, WorkerSlots
     from aioenv.process.restart import Restarter
-    from aioenv.process.supervisor import Worker
+    from aioenv.rendering.step_pool import StepRenderPool
 
 __all__ = ["ON_TIMEOUT", "ReplyTimeouts", "images_late"]
 
 ON_TIMEOUT = ("raise", "kill", "restart")
-# From what timeout on workers that are late are asked where they are, in seconds: with shorter ones somebody looks in
-# now and then. The question interrupts what they wait for (most of it goes on waiting), so those that are to live
-# are asked later.
+# Workers that are late are asked for their tracebacks if the timeout is at least so long, in seconds; callers with
+# shorter ones only look in now and then. The question is a signal, which interrupts system calls (most of them go on),
+# so the limit is higher for workers that are not to be killed.
 _ASK_FROM_S, _ASK_DOOMED_FROM_S = 5.0, 1.0
-# The loop may have stood still for longer than the timeout: what came meanwhile is read before anybody is called late.
+# The loop may have been blocked for longer than the timeout: replies that have come are read before a worker is late.
 _TURNS = 3
 
 
-class ImageSources(Protocol):
-    """What there is to know of `rendering.LatePool` for those who wait for it."""
-
-    replaced: int
-
-    @property
-    def recovering(self) -> list[Worker]:
-        """Render workers that are being started again."""
-
-    @property
-    def owing(self) -> list[Worker]:
-        """Render workers that have something to draw, or are being started again."""
-
-
-def images_late(what: str, pools: Sequence[ImageSources], timeout_s: float | None) -> StepTimeout:
-    """The error that images are not there in time."""
+def images_late(what: str, pools: Sequence[StepRenderPool], timeout_s: float | None) -> StepTimeout:
+    """Make the error for images that are not drawn in time."""
     owing = [f"{worker.index} (pid {worker.pid}, {worker.state.value})" for pool in pools for worker in pool.owing]
     who = f": render workers {', '.join(owing)} owe some" if owing else ""
     return StepTimeout(
@@ -56,13 +42,13 @@ class ReplyTimeouts:
 
     Args:
         worker_pool: the workers.
-        timeout_s: how long any wait may last, in seconds, where nobody says otherwise; None for ever.
+        timeout_s: how long a wait may last if it has no limit of its own, in seconds; None for no limit.
         on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout; or kill the workers that owe replies, for good or to
-            have them started again, and wait on for what their slots report then.
-        restarter: who starts them again; None if nobody does.
+            have them started again, and go on waiting for the errors or results of their slots.
+        restarter: starts workers again; None if none are.
 
     Attributes:
-        pools: what draws images.
+        pools: the pools that draw images.
     """
 
     def __init__(
@@ -72,62 +58,63 @@ class ReplyTimeouts:
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
         self._restarter = restarter
-        self.pools: Sequence[ImageSources] = ()
+        self.pools: Sequence[StepRenderPool] = ()
 
     def limit(self, timeout_s: float | None) -> float | None:
-        """How long a wait may last, in seconds, of which this was said; None for ever."""
+        """Return the limit of a wait that was given this one, in seconds; None for no limit."""
         return self._timeout_s if timeout_s is None else timeout_s
 
     def wait_for(
         self, request: BatchRequest, timeout_s: float | None = None, *, shielded: bool = False
     ) -> Awaitable[None]:
-        """Wait for all replies of an request.
+        """Wait for all replies to a request.
 
         Args:
-            request: if this is cancelled, its future is too, unless `shielded`: then it is not what the caller asked
-                for, and no part of it is told.
-            timeout_s: instead of the one for all waits.
+            request: the request. If the wait is cancelled, its future is too.
+            timeout_s: in place of the limit of all waits.
+            shielded: for a request that the caller cancelled earlier: don't cancel its future again, and attach no
+                partial result to a StepTimeout.
 
         Raises:
             StepTimeout: if they don't come in time, and that is the policy.
         """
         if timeout_s is None:
-            timeout_s = self._timeout_s  # as `limit`: on the path of every step a call less
+            timeout_s = self._timeout_s  # as `limit`, without a call in every step
         if timeout_s is None:
             return asyncio.shield(request.done) if shielded else request.done
-        return self._wait(partial(asyncio.shield, request.done), timeout_s, request, told=not shielded)
+        return self._wait(partial(asyncio.shield, request.done), timeout_s, request, attach_partial=not shielded)
 
     async def wait(self, begin: Callable[[], Awaitable[object]]) -> None:
-        """Wait for what `begin` gives; it is called again after workers were killed. Raises as `wait_for`."""
+        """Wait for the awaitable that `begin` makes, anew after workers were killed; raises as `wait_for`."""
         if self._timeout_s is None:
             await begin()
         else:
             await self._wait(begin, self._timeout_s, None)
 
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
-        """Wait until images are drawn. Render workers that hang the pool itself replaces (see `StepRenderPool`).
+        """Wait until images are drawn. The pool itself replaces render workers that hang (see `StepRenderPool`).
 
         Args:
             what: the user's call, for errors.
-            drawn: gives what to wait for; called again where that goes on after render workers were killed.
+            drawn: makes the awaitable to wait for; called again after render workers were killed.
 
         Raises:
             StepTimeout: if that takes too long.
         """
-        nobody, killed = False, self._killed
+        idle, killed = False, self._killed
         while True:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await drawn()
                 return
             except TimeoutError:
-                before, nobody, killed = nobody, self._draws_on(killed), self._killed
-                # twice: one that has finished something just now may hang since
-                if self._on_timeout == "raise" or not self.pools or (before and nobody):
+                before, idle, killed = idle, self._draws_on(killed), self._killed
+                # twice: a render worker that has just finished an image may hang in the next one
+                if self._on_timeout == "raise" or not self.pools or (before and idle):
                     raise self._images_late(what) from None
 
     def _draws_on(self, killed: int) -> bool:
-        """Whether no render worker was killed since so many were, and none is being started again."""
+        """Return whether no more render workers were killed than so many, and none is being started again."""
         return self._killed == killed and not any(pool.recovering for pool in self.pools)
 
     def _images_late(self, what: str) -> StepTimeout:
@@ -140,11 +127,11 @@ class ReplyTimeouts:
 
     @property
     def _killed(self) -> int:
-        """How many render workers were killed for being late."""
+        """The number of render workers that were killed because they were late."""
         return sum(pool.replaced for pool in self.pools)
 
     async def wait_for_restarts(self, what: str, members: Sequence[WorkerSlots]) -> None:
-        """Wait for those of these workers that are being started again, so that they can be called.
+        """Wait until none of these workers is being started again, so that they can be called.
 
         Raises:
             StepTimeout: if that takes too long, and that is the policy.
@@ -161,10 +148,10 @@ class ReplyTimeouts:
             raise StepTimeout(message, slots=slots, running=running) from None
 
     async def gather(self, what: str, replies: Sequence[asyncio.Future[Any]]) -> list[Any]:
-        """Wait for the replies to a call: each reply, or its exception. Workers that owe one are never killed.
+        """Wait for the replies to a call, and return each reply or its exception. No worker is killed for it.
 
         Raises:
-            StepTimeout: if they don't come in time: they are dropped then.
+            StepTimeout: if they don't come in time; later ones are dropped.
         """
         everything = asyncio.gather(*replies, return_exceptions=True)
         try:
@@ -189,9 +176,9 @@ class ReplyTimeouts:
         timeout_s: float,
         request: BatchRequest | None,
         *,
-        told: bool = False,
+        attach_partial: bool = False,
     ) -> None:
-        nobody, killed, come = False, self._killed, False
+        idle, killed, extended = False, self._killed, False
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -203,18 +190,18 @@ class ReplyTimeouts:
                 for _ in range(_TURNS):
                     await asyncio.sleep(0)
                 late = self._late(request)
-                if not late and not come and not any(pool.owing for pool in self.pools):
-                    come = True  # all is there: it was the loop that stood still
+                if not late and not extended and not any(pool.owing for pool in self.pools):
+                    extended = True  # all replies are in: the loop was blocked
                     continue
-                # twice: the last reply may have come just now
-                if self._on_timeout == "raise" or (nobody and not late):
-                    error = self._timed_out(late, timeout_s, request if told else None)
+                # twice: the last reply may just have come
+                if self._on_timeout == "raise" or (idle and not late):
+                    error = self._timed_out(late, timeout_s, request if attach_partial else None)
                     await self._ask_where(late, timeout_s, error)
                     raise error from None
-                nobody, killed = not late and self._draws_on(killed), self._killed
-                await self._ask_where(late, timeout_s)  # it is in what they have printed then
-                for member in self._late(request):  # not if its reply has come while it was asked
-                    if member not in late or self._restarts(member):  # which has a limit of its own
+                idle, killed = not late and self._draws_on(killed), self._killed
+                await self._ask_where(late, timeout_s)  # their tracebacks are in their last lines of stderr then
+                for member in self._late(request):  # unless its reply has come meanwhile
+                    if member not in late or self._restarts(member):  # a restart has a limit of its own
                         continue
                     if self._on_timeout == "kill" and self._restarter is not None:
                         self._restarter.disable_restart(member.worker)
@@ -223,7 +210,7 @@ class ReplyTimeouts:
     async def _ask_where(
         self, late: list[WorkerSlots], timeout_s: float | None, error: StepTimeout | None = None
     ) -> None:
-        """Have workers that are late say where they are, and note it."""
+        """Ask workers that are late for their tracebacks, and add them to the error as notes."""
         if timeout_s is None or timeout_s < (_ASK_DOOMED_FROM_S if error is None else _ASK_FROM_S):
             return
         workers = [member.worker for member in late]
@@ -239,7 +226,7 @@ class ReplyTimeouts:
         return self._restarter is not None and self._restarter.is_restarting(member.worker)
 
     def _late(self, request: BatchRequest | None = None) -> list[WorkerSlots]:
-        """Those that owe a reply, to an request if it is one that is waited for, or can't give one yet."""
+        """Return the workers that owe a reply (to a request, if one is given), or are being started again."""
         members = self._worker_pool.members
         if request is not None:
             members = [part.member for part in request.parts if not part.arrived]
@@ -258,8 +245,8 @@ class ReplyTimeouts:
         return error
 
     def _describe(self, late: list[WorkerSlots]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-        """The slots of workers that owe a reply, those whose envs are being run, and both in words."""
-        if not late:  # images that are observations
+        """Return the slots of workers that owe a reply, those whose envs are running, and a text that names both."""
+        if not late:  # observations that are images are missing
             return (), (), "render workers, though every env has replied,"
         slots = tuple(slot for member in late for slot in member.worker.slots)
         alive = [member for member in late if not self._restarts(member)]

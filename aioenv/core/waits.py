@@ -1,4 +1,4 @@
-"""Who waited for whom: the time of a run, split into waits for envs, for images, and for the policy."""
+"""The time of a run, split into waits for envs, for images, and for the policy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Stats(NamedTuple):
 
 
 class Clock:
-    """Tells apart what a run waits for; a step costs it two looks at the time.
+    """Measures how long a run waits for envs and for images; a step reads the time twice.
 
     Attributes:
         envs: waits for envs.
@@ -81,23 +81,23 @@ class Clock:
 
     def __init__(self) -> None:
         self._trace: Trace | None = None
-        self.start_anew(0)
+        self.restart_count(0)
 
-    def start_anew(self, steps: int) -> None:
-        """Count from here, where so many steps had been made; waits that are under way are left out."""
+    def restart_count(self, steps: int) -> None:
+        """Count from zero again, when so many steps had been made; waits in progress are left out."""
         self.envs = Wait()
         self.images = _LesserWait(self.envs)
         self._before = steps
         self.trace(self._trace)
 
     def trace(self, trace: Trace | None) -> None:
-        """Note each wait there, from now on; None: no longer."""
+        """Note each wait in a timeline from now on; None: no longer."""
         self._trace = trace
         for name, wait in (("envs", self.envs), ("images", self.images)):
             wait.on_end = trace.wait_recorder(name) if trace is not None else None
 
     def stats(self, num_envs: int, steps: int) -> Stats:
-        """What was counted until now, when so many steps of single envs have been made."""
+        """Return the times until now, when so many steps of single envs have been made."""
         now, steps = perf_counter(), steps - self._before
         waits = [wait for wait in (self.envs, self.images) if wait.first]
         if not waits:
@@ -109,21 +109,21 @@ class Clock:
 
 
 class Wait:
-    """One sort of wait; `with` it, somebody waits. Several may be open at once, and count once then."""
+    """The time of one kind of wait, as a context manager. Waits that overlap count once."""
 
     __slots__ = ("first", "last", "on_end", "open", "seconds", "since")
 
     def __init__(self) -> None:
-        self.on_end: Callable[[float, float], None] | None = None  # is told when a wait began and when it ended
+        self.on_end: Callable[[float, float], None] | None = None  # called with the begin and end of a wait
         self.open = 0
-        self.seconds = 0.0  # of waits that are over
+        self.seconds = 0.0  # of waits that have ended
         self.first = 0.0  # when the first one began; 0: there was none
         self.since = 0.0  # when the one that is open began
         self.last = 0.0  # when the last one ended
 
     # a `with` would cost a step 150 ns more
     def begin(self) -> Wait:
-        """Somebody waits from now on; gives this, which is to be told when it is over."""
+        """Begin a wait, and return this object, whose `end` ends it."""
         if not self.open:
             self.since = perf_counter()
             if not self.first:
@@ -132,7 +132,7 @@ class Wait:
         return self
 
     def end(self) -> None:
-        """Somebody waits no longer."""
+        """End a wait."""
         self.open -= 1
         if not self.open:
             self.last = now = perf_counter()
@@ -147,12 +147,12 @@ class Wait:
         self.end()
 
     def until(self, now: float) -> float:
-        """How long was waited until now, in seconds."""
+        """Return the time until now, in seconds."""
         return self.seconds + (now - self.since if self.open else 0.0)
 
 
 class _LesserWait(Wait):
-    """A wait of which only that time counts in which nobody waits for the `greater` one."""
+    """A wait whose time counts only while there is no wait of the `greater` kind."""
 
     __slots__ = ("_before", "_greater")
 

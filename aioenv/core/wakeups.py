@@ -23,32 +23,31 @@ _TIMES = 4
 
 
 class WakeupCoalescer:
-    """Lets the loop sleep until the last reply to a plain step is there: of all slots, or of a group of a rollout.
+    """Wakes the loop once for all replies to a plain step, if the last worker to reply can be predicted.
 
-    With a worker for each CPU the parent is woken on a CPU that a worker needs. Being woken for a reply that is not the
-    last is of no use: it can be taken in with that one. So the channels of the others *rest*: the loop does not look at
-    them, while they have nothing but plain steps to answer. When the one that is listened to replies, and others have
-    not yet, and whenever anything else happens (another request goes through a channel, its process ends, a timeout
-    passes, what is in flight is abandoned), they are listened to again.
+    With a worker for each CPU the parent wakes up on a CPU that a worker needs. A wake-up for a reply that is not the
+    last one is of no use: it can be read together with the last. So the readers of the other channels are disabled
+    while plain steps are all that their workers owe. They are enabled again when the last worker has replied before the
+    others, and whenever something else happens: another request, the end of a process, a timeout, an abandoned step.
 
     Args:
-        channels: of all workers, in the order of the parts of a step.
+        channels: the channels of all workers, in the order of the parts of a step.
     """
 
     def __init__(self, channels: Sequence[ScatterChannel]) -> None:
         self._channels = channels
-        self._requests: list[BatchRequest] = []  # the steps that are under way, oldest first
+        self._requests: list[BatchRequest] = []  # the steps in flight, oldest first
         self._resting: Sequence[ScatterChannel] = ()
-        self._last: ScatterChannel | None = None  # whose reply came last
-        self._times = 0  # how often in a row
+        self._last: ScatterChannel | None = None  # the one that replied last
+        self._times = 0  # how many times in a row
         self._looking = False
         for channel in channels:
             channel.on_read = self._on_read
 
     def begin(self, request: BatchRequest) -> None:
-        """A plain step has been sent to all workers."""
+        """Note that a plain step was sent to all workers."""
         requests = self._requests
-        if requests:  # one may be used again before anything was read
+        if requests:  # a request may be used again before its replies were noted
             requests[:] = [one for one in requests if one.open and one is not request]
         requests.append(request)
         if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
@@ -57,7 +56,7 @@ class WakeupCoalescer:
                 channel.disable_reader()
 
     def _owe_nothing_else(self) -> bool:
-        """Whether all but the last one have nothing to answer but these steps."""
+        """Return whether these steps are all that the workers owe, but for the last one."""
         for number, channel in enumerate(self._channels):
             steps = sum(not request.parts[number].arrived for request in self._requests)
             if channel is not self._last and len(channel.requests.pending) != steps:
@@ -80,7 +79,7 @@ class WakeupCoalescer:
             self._last, self._times = channel, 0
 
     def _look(self, owed: int) -> None:
-        """Whoever was expected to be last has replied, and owes so many more replies: have the others?"""
+        """Read the replies of the other channels, after the last one has replied and owes so many more."""
         self._looking = True
         late = False
         try:
@@ -96,19 +95,19 @@ class WakeupCoalescer:
             self.wake()
 
     def wake(self) -> None:
-        """Listen to all workers."""
+        """Watch all channels again."""
         resting, self._resting = self._resting, ()
         self._last, self._times = None, 0
         for channel in resting:
             channel.enable_reader()
 
     def forget(self) -> None:
-        """Let go of the last steps."""
+        """Release the last steps."""
         self._requests.clear()
 
 
 class ReplyPoller:
-    """Waits for replies on the descriptors of the workers.
+    """Waits for replies on the descriptors of the workers, without the loop.
 
     Args:
         members: the workers.
@@ -120,18 +119,18 @@ class ReplyPoller:
         self._polls: dict[tuple[int, ...], select.poll] = {}
 
     def suffices(self) -> bool:
-        """Whether the loop has nothing to do, like sending what a socket has not taken, or starting a worker again."""
+        """Return whether replies are all that is waited for: nothing is left to be sent, and no worker restarts."""
         return all(worker.poll_fd is not None for worker in self._workers)
 
     def wait(self, enough: Callable[[], bool], seconds: float) -> bool:
-        """Take in replies until there are enough; blocks.
+        """Read replies until there are enough; blocks.
 
         Args:
-            enough: whether there are.
-            seconds: how long to wait at most; what is in by then is taken, with 0, too.
+            enough: returns whether there are.
+            seconds: the longest wait; with 0, too, replies that have come are read.
 
         Returns:
-            Whether there are enough. False, maybe at once, if that takes longer, or the loop has to do something first.
+            Whether there are enough. False if that takes longer, or if the loop has to do something first.
         """
         by_descriptor = {worker.poll_fd: worker for worker in self._workers}
         if None in by_descriptor:
@@ -145,14 +144,14 @@ class ReplyPoller:
             for descriptor, _ in self._poll().poll(max(0, math.ceil(left * 1e3))):
                 worker = self._by_descriptor[descriptor]
                 worker.poll()
-                if worker.poll_fd is None:  # it has ended: the loop finds out how
+                if worker.poll_fd is None:  # it has ended, which the loop handles
                     return enough()
             if left <= 0:
                 return enough()
         return True
 
     def _poll(self) -> select.poll:
-        """What to sleep on: those that don't rest (see `WakeupCoalescer`)."""
+        """Return a poll object for the channels whose readers are enabled (see `WakeupCoalescer`)."""
         descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.reader_disabled)
         poll = self._polls.get(descriptors)
         if poll is None:

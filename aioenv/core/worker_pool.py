@@ -1,11 +1,11 @@
-"""The workers of one vector env: how slots are spread over them, how they start, and what they agree on."""
+"""The workers of one vector env: how slots are spread over them, how they start, and the spaces that they agree on."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -31,6 +31,7 @@ from aioenv.spaces.large_boxes import batch_space, packed
 from aioenv.spaces.layout import Layout, Leaf
 from aioenv.spaces.seeding import spread_seeds
 from aioenv.spaces.shared_layout import SharedBatch, SharedLayout, choose_shared_layout
+from aioenv.speedups.attributes import read_by_c
 from aioenv.state.assets import Looks
 from aioenv.state.render_source import MujocoSource
 from aioenv.stats.counters import SeedPlan
@@ -52,6 +53,7 @@ ObservationMode = str | tuple[Space[Any], Space[Any]]
 T = TypeVar("T")
 
 
+@read_by_c
 class WorkerSlots:
     """A worker and its slots, `start` to `stop`."""
 
@@ -63,14 +65,14 @@ class WorkerSlots:
 
 
 class WorkerPoolConfig(NamedTuple):
-    """What a worker_pool is started with; see `AsyncVectorEnv`."""
+    """The settings of a worker pool; see `AsyncVectorEnv`."""
 
     code: WorkerCode | None  # None: there are no workers
     num_workers: int
     start: str
     channel: str
     preload: tuple[str, ...]
-    needed: tuple[str, ...]  # what the factories will import, as far as can be guessed
+    needed: tuple[str, ...]  # modules that the factories will import, guessed
     observation_mode: ObservationMode
     autoreset_mode: AutoresetMode
     start_timeout_s: float
@@ -80,42 +82,42 @@ class WorkerPoolConfig(NamedTuple):
     restart: RestartPolicy | None = None
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
-    num_shared_batches: int = 2  # of shared memory, if any arrays lie there
+    num_shared_batches: int = 2  # for arrays in shared memory
     ignored: tuple[str, ...] = ()  # names of signals
     debug: bool = False  # workers are threads of this process
-    stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
-    episodes: EpisodeStats | None = None  # what counts them
-    seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
+    stats: Sequence[SharedRunningStats] = ()  # the statistics that the factories refer to
+    episodes: EpisodeStats | None = None  # counts episodes
+    seeds: npt.NDArray[np.int64] | None = None  # the seeds of a seed plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
     by_camera: bool = False  # see `find_source`
     looks: Looks = "each reset"  # see `RenderConfig.edits`
-    cast: bool = False  # observations of single envs to their space's dtype and shape
+    cast: bool = False  # cast observations of single envs to their space's dtype and shape
     check_numerics: bool = False  # NaN and infinite numbers are errors
-    lenient: bool = False  # what Gymnasium takes from policies and envs is taken, be it no such action or number
+    lenient: bool = False  # accept all actions and numbers that Gymnasium accepts
 
 
 class WorkerPool:
-    """Started workers, and what is the same for all of them.
+    """Starts the workers of a vector env, and knows what they have in common.
 
     Attributes:
         members: the workers with their slots, in order.
         single_observation_space, observation_space, single_action_space, action_space: as in Gymnasium.
         metadata, render_mode, spec: of the first env.
-        render_modes: of each slot.
+        render_modes: the render mode of each slot.
         observations, actions: the layouts of the single spaces.
         received: the layout of observations as workers send them.
-        instead: the leaves of it that are others than those of `observations`, by number (see `replace_leaf`).
+        replaced: the leaves of it that differ from those of `observations`, by number (see `replace_leaf`).
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
-        first_checkpoints: of the envs as they were made (see `EnvService.configure`), or None.
+        first_checkpoints: the checkpoints of new envs, by worker (see `EnvService.configure`), or None.
         drawn_by: the name of the OpenGL that workers draw observations with; empty if they draw none.
-        checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
-        seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
-        lanes: this side's views of what lies in shared memory; empty if nothing does.
+        checkpoint_size: float64 numbers of checkpoint that each reply has a row; 0 if slots are not resumed.
+        seed_plan: the seeds of episodes that are given none; None if there is no plan.
+        shared_batches: the arrays in shared memory, by number of the batch; empty if there are none.
         vectorized: whether the slots of a worker are one vector env.
         steps_some: whether a slot can be stepped without the others of its worker.
-        definitions: the table of those that workers have.
-        stats: statistics that the factories refer to.
-        episodes: what counts episodes; None: nobody does.
+        definitions: the table of the definitions that workers have.
+        stats: the statistics that the factories refer to.
+        episodes: counts episodes; None if they are not counted.
         model_fields: fields of the models of native slots; None before the start.
     """
 
@@ -137,7 +139,7 @@ class WorkerPool:
     checkpoint_size: int
     first_checkpoints: dict[WorkerSlots, Any]
     steps_some: bool
-    _alike: set[Worker]  # whose first env has the very spaces that were agreed on
+    _alike: set[Worker]  # the workers whose first env has the spaces that were agreed on
     shared_batches: list[SharedBatch]
 
     def __init__(self, config: WorkerPoolConfig) -> None:
@@ -154,10 +156,10 @@ class WorkerPool:
         assert config.code is not None
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
-        self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
+        self._stops = np.array([stop for _, stop in spans])
         same: dict[Schema, Schema] = {}
         seen_warnings: set[str] = set()
-        # with fewer CPUs than workers, one that polls keeps another from its work
+        # with fewer CPUs than workers, a worker that polls would take the CPU of another
         affinity = config.cpu_affinity
         cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
         poll_s = MAX_POLL_S if config.num_workers <= cpus else 0.0
@@ -211,7 +213,7 @@ class WorkerPool:
             self.members.append(WorkerSlots(worker, start, stop, SchemaTable(same)))
 
     def forget_code(self) -> None:
-        """Let go of what workers are made from: none will be started any more."""
+        """Release the code that workers are made from: none is started any more."""
         self._config = self._config._replace(code=None)
         for member in self.members:
             member.worker.forget_code()
@@ -237,7 +239,7 @@ class WorkerPool:
             raise
 
     def _share(self) -> None:
-        """Make what workers and this process share."""
+        """Make the memory that workers and this process share."""
         try:
             if self._config.seeds is not None:
                 self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
@@ -249,10 +251,10 @@ class WorkerPool:
             member.worker.memory = self._memory
 
     def replace_leaf(self, key: str | None, space: Space[Any]) -> int:
-        """Workers send something else than the user is given: to be called between `start` and `configure`.
+        """Note that workers send another leaf than the user gets; to be called between `start` and `configure`.
 
         Args:
-            key: of a Dict of observations, whose value it is; None: it is the whole observation.
+            key: the key of the leaf in a Dict of observations; None if it is the whole observation.
             space: the observation space that the user is given.
 
         Returns:
@@ -267,10 +269,10 @@ class WorkerPool:
         return number
 
     async def configure(self, state_size: int, draws_late: bool) -> None:
-        """Tell the workers what their replies are made of (see `EnvService.configure`).
+        """Configure the replies of all workers (see `EnvService.configure`).
 
         Raises:
-            WorkerStartError: if a worker ends of it, or takes longer than it may.
+            WorkerStartError: if a worker ends, or takes longer than `start_timeout_s`.
         """
         self._lay_out_memory()
         self._configuration = (state_size, draws_late, self.checkpoint_size, self._plane)
@@ -281,18 +283,18 @@ class WorkerPool:
         self.first_checkpoints = dict(zip(self.members, await _all_of(each), strict=True))
 
     async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
-        """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs.
+        """Configure one worker, and return the first checkpoints of its envs.
 
         Args:
-            worker: this one.
-            as_it_has: whether the spaces are known to be those of its first env, so that they need not travel.
+            worker: the worker.
+            as_it_has: whether the spaces are those of its first env, so that they need not be sent.
         """
         spaces = (None, None) if as_it_has else (packed(self.received.space), packed(self.single_action_space))
         plan = () if self.seed_plan is None else (self.seed_plan,)
         return await worker.call("configure", *spaces, *self._configuration, worker.slots[0], *plan)
 
     def _lay_out_memory(self) -> None:
-        """Decide which arrays lie in shared memory, and make our views of them."""
+        """Decide which arrays lie in shared memory, and map them."""
         if self._memory is None:
             return
         observations, actions = self.received, self.actions
@@ -300,14 +302,14 @@ class WorkerPool:
         plane = choose_shared_layout(
             self._config.transport, observations, actions, num_envs, num_workers, self._config.num_shared_batches
         )
-        if plane is not None and self.replaced:  # nobody is given these
+        if plane is not None and self.replaced:  # users don't get these
             plane = plane._replace(observations=tuple(i for i in plane.observations if i not in self.replaced))
         if plane is None or not (plane.observations or plane.actions):
             self._free_memory()
             return
         try:
             memory = self._memory.allocate(plane.size(observations, actions))
-        except OSError as exc:  # none is left, or files may not be so large (`ulimit -f`)
+        except OSError as exc:  # no memory is left, or files may not be so large (`ulimit -f`)
             if self._config.transport == "shared":
                 raise WorkerStartError(f'transport="shared": {exc}') from exc
             self._free_memory()
@@ -316,7 +318,7 @@ class WorkerPool:
         self.shared_batches = plane.batches(memory, observations, actions)
 
     def _free(self) -> None:
-        """Let go of all that is shared with workers."""
+        """Release all that is shared with workers."""
         self._free_memory()
         if self.seed_plan is not None:
             self.seed_plan.close()
@@ -324,33 +326,38 @@ class WorkerPool:
             self.model_fields.close()
 
     def _free_memory(self) -> None:
-        """Let go of the memory: what is mapped lives as long as anybody has an array of it."""
+        """Release the shared memory; it is freed when no array of it is left."""
         self.shared_batches = []
         if self._memory is not None:
             self._memory.close()
         for member in self.members:
-            member.worker.memory = None  # or its next process would be given a descriptor that is closed
+            member.worker.memory = None  # or its next process would get a closed descriptor
 
     def seeds(
         self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, restarts_plan: bool
     ) -> list[int | None]:
-        """One seed for each of `slots`: as it was given, or as planned where all begin anew and none was.
+        """Return one seed for each of `slots`: as given, or the first of the plan if no seed was given.
+
+        Args:
+            seed: as of `AsyncVectorEnv.reset`.
+            slots: the slots that are reset.
+            restarts_plan: whether all slots are reset, so that a seed plan starts again.
 
         Raises:
             ValueError: if a list has another length than there are slots.
         """
         if seed is None and restarts_plan and self.seed_plan is not None:
             return self.seed_plan.first_seeds(slots.tolist())
-        return spread_seeds(seed, slots, len(self._owners))
+        return spread_seeds(seed, slots, int(self._stops[-1]))
 
-    def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[WorkerSlots, npt.NDArray[np.int64]]]:
-        """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
-        if not len(numbers):
-            return []
-        order = np.argsort(numbers)
-        owners = self._owners[numbers[order]]
-        ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(order)]
-        return [(self.members[owners[start]], order[start:end]) for start, end in pairwise([0, *ends])]
+    def shares(self, slots: npt.NDArray[np.int64]) -> list[tuple[WorkerSlots, npt.NDArray[np.int64]]]:
+        """Return the workers that hold some of these slots, which are ascending, each with its own ones."""
+        shares, start = [], 0
+        for member, stop in zip(self.members, np.searchsorted(slots, self._stops).tolist(), strict=True):
+            if stop > start:
+                shares.append((member, slots[start:stop]))
+            start = stop
+        return shares
 
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""
@@ -502,7 +509,7 @@ async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     if cancelled is not None:
         raise cancelled
-    for kind in (Exception, BaseException):  # whoever was cancelled, was so for another's error
+    for kind in (Exception, BaseException):  # tasks were cancelled because of another's error
         for outcome in outcomes:
             if isinstance(outcome, kind):
                 raise outcome

@@ -711,7 +711,7 @@ class InProcessBackend:
         if thread is not None:
             return times.inline and timeout_s is None and not thread.jobs
         if timeout_s is not None:
-            raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
+            raise ValueError('timeout_s: with run_in="inline" a wait for the env can\'t end early; use run_in="thread"')
         return True
 
     def _run(self, request: InProcessRequest, inline: bool, work: Callable[[], Any]) -> None:

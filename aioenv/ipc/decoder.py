@@ -26,6 +26,7 @@ from aioenv.ipc.frames import (
     decode_header,
     new_tuple,
 )
+from aioenv.speedups.attributes import read_by_c
 
 __all__ = ["Decoder"]
 
@@ -42,6 +43,7 @@ def allocate(size: int) -> memoryview:
     return memoryview(bytearray(size) if size < LAZY_BYTES else mmap.mmap(-1, size))
 
 
+@read_by_c
 class Decoder:
     """Decode the frames of one stream, whatever chunks its bytes come in.
 

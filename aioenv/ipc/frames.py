@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aioenv import speedups
 from aioenv.errors import WireError
+from aioenv.speedups.attributes import read_by_c
 
 __all__ = [
     "HEADER_BYTES",
@@ -103,6 +104,7 @@ class Frame(NamedTuple):
     payload: memoryview
 
 
+@read_by_c
 class Encoder:
     """Encode the frames of one stream. Frames must be written in the order in which they were encoded.
 

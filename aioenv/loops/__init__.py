@@ -1,1 +1,1 @@
-"""What people write around a vector env: loops."""
+"""Functions around a vector env: `evaluate` and `record`."""

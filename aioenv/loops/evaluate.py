@@ -1,4 +1,4 @@
-"""Evaluation: so many episodes of a policy, each exactly once, and their table."""
+"""`evaluate`: run n numbered episodes of a policy, each exactly once, and sum them up in a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Evaluation", "Progress", "counted", "evaluate", "set_partial", "summ
 
 Progress = bool | Callable[[Episode], object]
 
-_ROWS = 20  # as many as the table shows; of more, the first and the last ones
+_ROWS = 20  # the most that the table shows: of longer ones the first and the last rows
 
 
 class Evaluation(NamedTuple):
@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
         episodes: one `Episode` each.
-        seed: what their seeds were drawn from: `evaluate(…, seed=…)` draws them again. None if they were given.
+        seed: the seed from which theirs were drawn: `evaluate(…, seed=…)` draws them again. None if they were given.
     """
 
     episodes: tuple[Episode, ...]
@@ -44,7 +44,7 @@ class Evaluation(NamedTuple):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """How many steps each took, int64 `(n,)`."""
+        """The number of steps of each episode, int64 `(n,)`."""
         return np.array([episode.length for episode in self.episodes], np.int64)
 
     def __repr__(self) -> str:
@@ -88,14 +88,14 @@ async def evaluate(
 ) -> Evaluation:
     """Run episodes 0 … n-1, each exactly once and to its end, and sum them up (see `AsyncVectorEnv.episodes`).
 
-    If this is cancelled, what is in flight is left as by a cancelled `step`.
+    If this is cancelled, steps in flight are left as by a cancelled `step`.
 
     Args:
         envs: a vector env that has been started.
         policy: as for `AsyncVectorEnv.episodes`.
-        episodes: how many.
-        seed: what their seeds are drawn from; None for fresh entropy, which the result tells; or a list of one each.
-        progress: True shows a bar, where `tqdm` is there; a function is called with each episode as it ends.
+        episodes: the number of episodes.
+        seed: the seed from which theirs are drawn; None for fresh entropy, which the result has; or a list of one each.
+        progress: True shows a bar, if `tqdm` is installed; a function is called with each episode as it ends.
 
     Raises:
         TypeError: if `progress` is a coroutine function; and as `AsyncVectorEnv.episodes`.
@@ -123,34 +123,34 @@ async def evaluate(
 
 
 def set_partial(error: EpisodesDone | SlotError | StepTimeout, evaluation: Evaluation) -> None:
-    """The episodes that had ended when something went wrong."""
+    """Attach the episodes that had ended to an error and its parts."""
     for one in (error, *getattr(error, "errors", ())):
         one.partial = evaluation
 
 
 def summary(done: list[Episode], entropy: int | None) -> Evaluation:
-    """Episodes in the order of their numbers."""
+    """Return the episodes, ordered by number."""
     return Evaluation(tuple(sorted(done, key=lambda episode: episode.number)), entropy)
 
 
 @contextlib.contextmanager
 def counted(progress: Progress, total: int) -> Iterator[Callable[[Episode], object]]:
-    """What is told each episode; a bar lives as long as the block."""
+    """Return the function to call with each episode; a bar is closed at the end of the block."""
     if callable(progress):
         if inspect.iscoroutinefunction(progress):
-            raise TypeError(f"progress: expected a bool or a plain function, got {progress!r}, which nobody awaits")
+            raise TypeError(f"progress: expected a bool or a plain function, got {progress!r}, which is never awaited")
         yield progress
     elif not progress:
         yield lambda episode: None
     else:
         bar = progress_bar(total, "episodes")
-        ended, together = 0, 0.0
+        ended, total_return = 0, 0.0
 
         def count(episode: Episode) -> None:
-            nonlocal ended, together
+            nonlocal ended, total_return
             ended += 1
-            together += episode.total_reward
-            bar.set_postfix_str(f"return {together / ended:.4g}", refresh=False)
+            total_return += episode.total_reward
+            bar.set_postfix_str(f"return {total_return / ended:.4g}", refresh=False)
             bar.update(1)
 
         try:

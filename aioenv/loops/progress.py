@@ -1,4 +1,4 @@
-"""A progress bar, where tqdm is there."""
+"""A progress bar, if tqdm is installed."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ __all__ = ["Bar", "no_bar", "progress_bar"]
 
 
 class Bar(Protocol):
-    """What is used of a tqdm."""
+    """The methods of a tqdm bar that are used here."""
 
     def update(self, n: int) -> Any:
-        """So many steps more are done."""
+        """Add n to the count."""
 
     def set_postfix_str(self, s: str, refresh: bool) -> None:
-        """What stands after the bar."""
+        """Set the text after the bar."""
 
     def close(self) -> None:
-        """The bar is done."""
+        """End the bar."""
 
 
 def progress_bar(total: int, unit: str = "steps") -> Bar:
-    """A tqdm bar; without tqdm, one that shows nothing.
+    """Make a tqdm bar; without tqdm, one that shows nothing.
 
     Args:
-        total: how many there are.
-        unit: of what.
+        total: the count at the end.
+        unit: the noun after the count.
     """
     try:
         from tqdm import tqdm
     except ImportError:
         return no_bar()
-    kind = type("Progress", (tqdm,), {"monitor_interval": 0})  # no thread, which would outlive the bar
+    kind = type("Progress", (tqdm,), {"monitor_interval": 0})  # no monitor thread, which would outlive the bar
     layout = "{percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} {unit}, {elapsed}{postfix}"
     bar: Bar = kind(total=total, unit=unit, bar_format=layout, file=sys.stdout, mininterval=0.25)
     return bar
 
 
 def no_bar() -> Bar:
-    """One that shows nothing."""
+    """Make a bar that shows nothing."""
     return _NoBar()
 
 

@@ -1,4 +1,4 @@
-"""Recording: a tiled video of many envs, written while they are stepped."""
+"""`record`: write a tiled video of many envs while they are stepped."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from aioenv.loops.progress import no_bar, progress_bar
 from aioenv.loops.video import LEAST_FPS, MOST_FPS, TiledVideo, fps_of, is_fps
 from aioenv.make import make_vec
 from aioenv.rendering.config import RenderConfig
-from aioenv.rollout.rollout import Policy, are_pairs, split_answer, takes_slots
+from aioenv.rollout.rollout import Policy, is_pair_space, split_answer, takes_slots
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["Recording", "record"]
 
 
 class Recording(NamedTuple):
-    """What was recorded.
+    """The result of a recording.
 
     Attributes:
-        path: the video.
-        pictures: how many it has.
-        episodes: how many episodes ended.
+        path: the video's file.
+        pictures: the number of its pictures.
+        episodes: the number of episodes that ended.
     """
 
     path: Path
@@ -51,35 +51,35 @@ async def record(
     progress: bool = False,
     **kwargs: Any,
 ) -> Recording:
-    """Step envs and write a video of all of them, a picture a step: each is drawn while the next step is made.
+    """Step envs and write a video of all of them, a picture a step. Each is drawn while the next step runs.
 
-    The first picture is of the states after a reset, so that there are `steps + 1`. It takes imageio-ffmpeg
+    The first picture is of the states after a reset, so that there are `steps + 1`. It needs imageio-ffmpeg
     (`pip install 'aioenv[video]'`).
 
-    If this is cancelled, or fails, the video is finished all the same, with the pictures until then; so it is if the
-    process is killed.
+    If this is cancelled or fails, or if the process is killed, the video still ends properly, with the pictures until
+    then.
 
     Args:
-        env: what `make_vec` takes; or a vector env, which is reset, and left open.
-        out: the mp4 file; its directory is made, and a file that is there replaced.
-        steps: how many, of each env.
-        policy: `policy(obs)` gives a batch of actions for a batch of observations, as for `AsyncVectorEnv.rollout`:
-            what it gives beside them is dropped, `slots` are always all. None for actions at random, by `seed`.
-        num_envs: how many envs to make.
-        grid: how many rows and columns; None for as square a grid as holds all envs. Envs without room are left out of
-            the picture.
+        env: an argument of `make_vec`; or a vector env, which is reset, and left open.
+        out: the mp4 file; its directory is made, and an existing file is replaced.
+        steps: the number of steps of each env.
+        policy: `policy(obs)` returns a batch of actions for a batch of observations, as for `AsyncVectorEnv.rollout`.
+            Its other results are dropped, and `slots` are always all. None for random actions, by `seed`.
+        num_envs: the number of envs to make.
+        grid: the numbers of rows and columns; None for a grid of all envs that is as square as possible. Envs without
+            room are left out of the picture.
         render: how to draw the envs that are made; None for 160x120, "fast".
-        fps: pictures a second; None for what the env says, else 20.
-        seed: of the reset and of the random actions.
+        fps: pictures a second; None for those in the env's metadata, else 20.
+        seed: the seed of the reset and of the random actions.
         progress: whether to show a progress bar.
         **kwargs: more arguments of `make_vec`.
 
     Raises:
-        ValueError: if a number is not positive, or `out` is named like another kind of file.
+        ValueError: if a number is not positive, or the suffix of `out` is that of another format.
         ImportError: if imageio-ffmpeg is missing.
         RenderError: if images can't be drawn.
         OSError: if the video can't be written, or there is no ffmpeg.
-        TypeError: if `env` is a vector env, and arguments are for one that is to be made, or one of another kind; if
+        TypeError: if `env` is a vector env and there are arguments of `make_vec`, or it is not of the async API; if
             `policy` is no function.
         SlotError: if an env failed, or its worker; the video ends there.
     """
@@ -119,7 +119,7 @@ async def _record(
     video.fps = fps_of(envs.metadata) if fps is None else float(fps)
     envs.action_space.seed(seed)
     given = {"slots": np.arange(envs.num_envs)} if policy is not None and takes_slots(policy) else {}
-    pairs = are_pairs(envs.single_action_space)
+    pairs = is_pair_space(envs.single_action_space)
 
     async def choose(obs: Any) -> Any:
         if policy is None:
@@ -128,7 +128,7 @@ async def _record(
         return split_answer(await answer if inspect.isawaitable(answer) else answer, pairs)[0]
 
     bar = progress_bar(steps) if progress else no_bar()
-    # what `render` asks of envs themselves can't be asked while they are stepped
+    # envs that draw themselves can't be asked for images while they are stepped
     beside = envs.draws_beside
     step: asyncio.Future[Any] | None = None
     episodes = pictures = 0
@@ -137,8 +137,8 @@ async def _record(
         for _ in range(steps):
             actions = await choose(obs)
             if beside:
-                drawn = asyncio.ensure_future(envs.render())  # of the states that there are now …
-                step = asyncio.ensure_future(envs.step(actions))  # … even if the next are made at once
+                drawn = asyncio.ensure_future(envs.render())  # of the current states, even if the next ones come first
+                step = asyncio.ensure_future(envs.step(actions))
                 await video.write([colours(await drawn)])
                 result = await step
             else:
@@ -156,8 +156,8 @@ async def _record(
         try:
             if step is not None:
                 step.cancel()
-                await asyncio.gather(step, return_exceptions=True)  # one that failed beside the video is told of once
-        finally:  # also if this is cancelled once more
+                await asyncio.gather(step, return_exceptions=True)  # its error is logged nowhere else
+        finally:  # also if this is cancelled a second time
             bar.close()
             await video.close()
     return Recording(video.path, pictures, episodes)

@@ -1,4 +1,4 @@
-"""Images of many envs as one tiled video, encoded by ffmpeg off the event loop."""
+"""`TiledVideo`: images of many envs as one tiled video, encoded by ffmpeg off the event loop."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ __all__ = ["LEAST_FPS", "MOST_FPS", "TiledVideo", "check_name", "fps_of", "is_fp
 
 ImageArray = npt.NDArray[np.uint8]
 
-
 DEFAULT_FPS = 20.0
-# What an mp4 file can say.
+# The limits of an mp4 file.
 LEAST_FPS, MOST_FPS = 0.001, 100_000.0
-# What H.264 is put into, by the file's name; without any it is mp4.
+# Suffixes of file formats that can hold H.264; without a suffix the file is mp4.
 _SUFFIXES = ("", ".mp4", ".m4v", ".mov", ".mkv")
 
 
 def is_fps(fps: Any) -> bool:
-    """Whether a video can be played so fast."""
+    """Return whether a video can have this number of pictures a second."""
     return isinstance(fps, (int, float, np.number)) and bool(LEAST_FPS <= float(fps) <= MOST_FPS)
 
 
 def fps_of(metadata: Mapping[str, Any]) -> float:
-    """How fast an env says that it is to be played, else 20."""
+    """Return the pictures a second in an env's metadata, else 20."""
     fps: Any = metadata.get("render_fps")
     return float(fps) if is_fps(fps) else DEFAULT_FPS
 
 
 def check_name(path: Path) -> None:
-    """See that H.264 goes into a file of this name.
+    """Raise unless a file of this name can hold H.264.
 
     Raises:
-        ValueError: if the name is one of something else.
+        ValueError: if the suffix is that of another format.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"out: expected a file named *.mp4 (or {', '.join(_SUFFIXES[2:])}), got {str(path)!r}")
@@ -53,8 +52,8 @@ class TiledVideo:
     """An H.264 video, one tiled picture a step.
 
     Args:
-        path: of the mp4 file; its directory is made. A file that is there is replaced.
-        grid: how many rows and columns; None for as square a grid as it gets.
+        path: the mp4 file; its directory is made. An existing file is replaced.
+        grid: the numbers of rows and columns; None for a grid that is as square as possible.
 
     Attributes:
         fps: pictures a second when it is played; set it before the first `write`.
@@ -62,7 +61,7 @@ class TiledVideo:
     Raises:
         ImportError: if imageio-ffmpeg is not installed.
         OSError: if it finds no ffmpeg.
-        ValueError: if the path's name says that it is something else than H.264 goes into.
+        ValueError: if the suffix of the path is that of another format (see `check_name`).
     """
 
     def __init__(self, path: Path, grid: tuple[int, int] | None = None) -> None:
@@ -74,7 +73,7 @@ class TiledVideo:
             raise ImportError(message, name=exc.name) from exc
         try:
             self._exe: str = ffmpeg.get_ffmpeg_exe()
-        except RuntimeError as exc:  # it brings no program of its own on this platform, and there is no other
+        except RuntimeError as exc:  # the package has no binary for this platform, and none is installed
             raise FileNotFoundError(f"videos take ffmpeg: {exc}") from exc
         self.path = path
         self._grid = grid
@@ -85,11 +84,11 @@ class TiledVideo:
         self._closed = False
 
     async def write(self, batches: Sequence[ImageArray]) -> None:
-        """Append one picture for each batch of images; they are tiled and handed over on another thread.
+        """Append one picture for each batch of images; another thread tiles and writes them.
 
         Raises:
-            RenderError: if they are no colours, uint8 with three channels, or of another size than those before.
-            OSError: if ffmpeg has failed; the message is its own.
+            RenderError: if images are not uint8 with three channels, or not of the size of those before.
+            OSError: if ffmpeg has failed; the message is ffmpeg's.
         """
         await asyncio.to_thread(self._write, batches)
 
@@ -121,15 +120,15 @@ class TiledVideo:
         height, width = picture.shape[:2]
         source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self.fps:g}", "-i", "-"]
         codec = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23", "-pix_fmt", "yuv420p"]
-        even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # what yuv420p needs
+        even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # yuv420p needs even sizes
         kind = [] if self.path.suffix else ["-f", "mp4"]
-        target = f"file:{self.path}"  # or a colon would end the name of a protocol, and a dash begin an option
+        target = f"file:{self.path}"  # else a colon would end a protocol name, and a dash start an option
         return subprocess.Popen(
             [self._exe, "-y", "-v", "error", *source, *even, *codec, "-movflags", "+faststart", *kind, target],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            process_group=0,  # Ctrl-C is for us: we then close the video properly
+            process_group=0,  # Ctrl-C goes to this process alone, which closes the video properly
         )
 
     async def close(self) -> None:
@@ -150,7 +149,7 @@ class TiledVideo:
         if process is None:
             return
         try:
-            # it closes stdin, too, and minds that ffmpeg may be gone
+            # it also closes stdin, and copes with an ffmpeg that has ended
             _, errors = process.communicate()
         except BaseException:
             process.kill()

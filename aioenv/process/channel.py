@@ -26,6 +26,7 @@ from aioenv.errors import WireError
 from aioenv.ipc import frame_io
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Buffer, Encoder, Frame, Kind
+from aioenv.speedups.attributes import read_by_c
 
 if TYPE_CHECKING:
     from aioenv.process.connection import OutstandingRequests
@@ -346,6 +347,7 @@ class PipeWriter(asyncio.WriteTransport):
 # ------------------------------------------------------------ scatter
 
 
+@read_by_c
 class ScatterChannel:
     """Frames over a socket: each arrives in one scatter read, straight in the arrays where it belongs.
 

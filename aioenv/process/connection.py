@@ -20,8 +20,9 @@ from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.channel import Channel
 from aioenv.process.output import OutputLog
 from aioenv.process.process import Process
+from aioenv.speedups.attributes import read_by_c
 
-__all__ = ["Connection", "OnReply", "OutstandingRequests", "PendingReply"]
+__all__ = ["Connection", "FastReply", "OnReply", "OutstandingRequests", "PendingReply"]
 
 _log = logging.getLogger("aioenv")
 
@@ -43,23 +44,39 @@ _OWN_FRAMES = tuple(f"{_FRAME}{_PACKAGE}/{layer}/" for layer in ("spaces", "stat
 OnReply: TypeAlias = "Callable[[Frame | SlotError], None]"
 
 
+class FastReply(NamedTuple):
+    """How C processes a reply without `on_reply`, while the batch request is awaited as a whole.
+
+    C reads the payload, marks the part as `arrived`, counts `open` down, and resolves `done` at zero.
+
+    Attributes:
+        part: the `WorkerRequest`.
+        whole: its `BatchRequest`; only while that is `waiting`.
+        read: reads the payload.
+        always: whether to call `read` even if the payload is empty.
+    """
+
+    part: Any
+    whole: Any
+    read: Callable[[memoryview], None]
+    always: bool
+
+
 class PendingReply(NamedTuple):
     """A request whose reply has not come.
 
     Attributes:
         into: the buffers for the fixed part of the reply; None: the reply has no fixed part.
         on_reply: called with the reply.
-        fast_path: lets C process a RESULT without `on_reply`: the `WorkerRequest`, its `BatchRequest`, the function
-            that reads the payload, and whether to call it even if the payload is empty. While the `BatchRequest` is
-            `waiting`, C marks the `WorkerRequest` as `arrived`, counts `open` down, and resolves `done` at zero. None:
-            only `on_reply` can process the reply.
+        fast_path: lets C process the reply, if it is a RESULT; None: only `on_reply` can process it.
     """
 
     into: Sequence[memoryview] | None
     on_reply: OnReply
-    fast_path: tuple[Any, Any, Callable[[memoryview], None], bool] | None = None
+    fast_path: FastReply | None = None
 
 
+@read_by_c
 class OutstandingRequests:
     """The requests of one process that have not been answered.
 

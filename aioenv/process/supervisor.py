@@ -30,6 +30,7 @@ from aioenv.process.environment import worker_environment
 from aioenv.process.launch import LaunchResources, check_start, launch, launch_thread
 from aioenv.process.output import LOG, OutputLog
 from aioenv.process.thread_process import ThreadTarget
+from aioenv.speedups.attributes import read_by_c
 from aioenv.tracing.ring import TRACE
 from aioenv.tracing.track import Track
 
@@ -94,6 +95,7 @@ TRANSITIONS = _transitions()
 ACCEPTS_REQUESTS = frozenset({WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING})
 
 
+@read_by_c
 class Worker:
     """The parent's handle of one worker.
 

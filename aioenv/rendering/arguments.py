@@ -1,4 +1,4 @@
-"""Checks of the arguments of `RenderPool`; errors say what was expected, what was got, and what to do."""
+"""The arguments of `RenderPool`, checked and parsed; errors say what was expected, what was got, and what to do."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = [
     "DrawOptions",
     "States",
     "check_data",
-    "check_edits",
     "check_flags",
     "check_life",
-    "check_modders",
-    "check_out",
-    "check_size",
-    "check_slots",
-    "check_spec",
-    "check_states",
     "check_timeout",
+    "parse_edits",
+    "parse_modders",
+    "parse_out",
+    "parse_size",
+    "parse_slots",
+    "parse_spec",
+    "parse_states",
 ]
 
 States: TypeAlias = "npt.ArrayLike | Sequence[mujoco.MjData]"
@@ -62,7 +62,7 @@ def _default_spec() -> int:
     return sum(int(getattr(part, f"mjSTATE_{name}")) for name in parts)
 
 
-def check_modders(modder: Any) -> tuple[Callable[..., Any], ...]:
+def parse_modders(modder: Any) -> tuple[Callable[..., Any], ...]:
     """Return the callables that make modders: none, one, or several that are used together.
 
     Raises:
@@ -94,7 +94,7 @@ def check_life(retry: Any, restart: Any, log_prefix: Any) -> None:
         raise ValueError(f"log_prefix: expected a str or None, got {log_prefix!r}")
 
 
-def check_spec(model: mujoco.MjModel, spec: Any) -> tuple[int, int]:
+def parse_spec(model: mujoco.MjModel, spec: Any) -> tuple[int, int]:
     """Return which parts of the state `states` consist of, and how many float64 a row has.
 
     Raises:
@@ -111,7 +111,7 @@ def check_spec(model: mujoco.MjModel, spec: Any) -> tuple[int, int]:
     return int(spec), size
 
 
-def check_size(width: int, height: int, max_image_size: int) -> tuple[int, int]:
+def parse_size(width: int, height: int, max_image_size: int) -> tuple[int, int]:
     """Return the width and height of an image as ints.
 
     Raises:
@@ -127,7 +127,7 @@ def check_size(width: int, height: int, max_image_size: int) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def check_slots(slots: Any, count: int | None, max_batch_size: int | None) -> npt.NDArray[np.int64]:
+def parse_slots(slots: Any, count: int | None, max_batch_size: int | None) -> npt.NDArray[np.int64]:
     """Return the slots to draw as an array of int64.
 
     Args:
@@ -164,7 +164,7 @@ def _sizes(model: mujoco.MjModel, spec: int) -> list[int]:
     return [mujoco.mj_stateSize(model, 1 << bit) for bit in range(int(mujoco.mjtState.mjNSTATE)) if spec >> bit & 1]
 
 
-def check_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray[np.float64]:
+def parse_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray[np.float64]:
     """Return a copy of states, float64 of shape `(N, nstate)`.
 
     Raises:
@@ -199,7 +199,7 @@ def check_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArra
     return array
 
 
-def check_edits(
+def parse_edits(
     model: mujoco.MjModel, edits: Mapping[str, npt.ArrayLike] | None, count: int
 ) -> dict[str, npt.NDArray[Any]] | None:
     """Return a copy of edits of the model, one row a state; None if there are none.
@@ -237,7 +237,7 @@ def check_flags(**flags: Any) -> None:
             raise ValueError(f"{name}: expected True or False, got {value!r}")
 
 
-def check_out(out: Any, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> ImageArrays:
+def parse_out(out: Any, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> ImageArrays:
     """Return the arrays that images are put into.
 
     Args:

@@ -13,27 +13,27 @@ from aioenv.rendering.config import BACKENDS, check_backend
 
 __all__ = [
     "NVIDIA_HINT",
-    "backends_here",
-    "candidates",
-    "environment",
+    "backend_environment",
+    "candidate_backends",
     "find_gpus",
-    "how_to_get",
-    "how_to_get_any",
+    "general_install_hint",
+    "install_hint",
     "is_software",
-    "no_backend_works",
+    "no_backend_error",
+    "platform_backends",
+    "software_warning",
     "warn_of_software",
-    "why_software",
 ]
 
 # MuJoCo's backends on other platforms than Linux, the best first.
 _ELSEWHERE = {"darwin": ("cgl", "glfw"), "win32": ("glfw",)}
 # How to install each backend on Debian and Ubuntu.
-_INSTALL = {
+_INSTALL_HINTS = {
     "egl": "apt-get install libegl1 libgl1-mesa-dri",
     "osmesa": "apt-get install libosmesa6",
     "glfw": "a display is needed: apt-get install xvfb, and run under `xvfb-run -a`",
 }
-_INSTALL_HINT = (
+_GENERAL_HINT = (
     "MuJoCo needs OpenGL to draw. Without a GPU, Mesa's software OpenGL does: on Debian or Ubuntu\n"
     "    apt-get install libegl1 libgl1-mesa-dri libosmesa6\n"
     "With an NVIDIA GPU, install its driver with EGL (libnvidia-gl). `aioenv doctor` shows what works."
@@ -55,24 +55,24 @@ _GPU_DRIVERS = set(
 )
 
 
-def backends_here() -> tuple[str, ...]:
+def platform_backends() -> tuple[str, ...]:
     """Return MuJoCo's backends on this platform, the best first."""
     return _ELSEWHERE.get(sys.platform, ("egl", "osmesa", "glfw"))
 
 
-def how_to_get(backend: str) -> str:
+def install_hint(backend: str) -> str:
     """Return what to do if a backend does not work; empty if there is no hint."""
-    return "" if sys.platform in _ELSEWHERE else _INSTALL.get(backend, "")
+    return "" if sys.platform in _ELSEWHERE else _INSTALL_HINTS.get(backend, "")
 
 
-def how_to_get_any() -> str:
+def general_install_hint() -> str:
     """Return what to do if no backend works."""
     if sys.platform in _ELSEWHERE:
         return "MuJoCo needs OpenGL to draw; a session on the desktop has it. `aioenv doctor` shows what works."
-    return _INSTALL_HINT
+    return _GENERAL_HINT
 
 
-def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tuple[str, ...]:
+def candidate_backends(backend: str | None, devices: Sequence[int] | None = None) -> tuple[str, ...]:
     """Return the backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
 
     The best is EGL, the only one that uses a GPU without a display, then GLFW if there is a display, then OSMesa; on
@@ -84,7 +84,7 @@ def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tup
     """
     check_backend(backend)
     chosen = os.environ.get("MUJOCO_GL", "").lower() if backend is None else backend
-    here = backends_here()
+    here = platform_backends()
     if chosen in BACKENDS:
         if chosen not in here:
             raise ValueError(f"backend: expected one of {here}, which MuJoCo has on this platform, got {chosen!r}")
@@ -97,7 +97,7 @@ def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tup
     return ("egl", "glfw", "osmesa") if display else ("egl", "osmesa")
 
 
-def environment(backend: str, device: int | None = None) -> dict[str, str]:
+def backend_environment(backend: str, device: int | None = None) -> dict[str, str]:
     """Return the environment variables of a render worker.
 
     Args:
@@ -145,7 +145,7 @@ def find_gpus(root: Path = Path("/")) -> list[str]:
     return found
 
 
-def why_software(renderer: str, gpus: Sequence[str]) -> str | None:
+def software_warning(renderer: str, gpus: Sequence[str]) -> str | None:
     """Return the warning for an implementation that draws on the CPU though there is a GPU; None if it does not."""
     if not gpus or not is_software(renderer):
         return None
@@ -163,11 +163,11 @@ def warn_of_software(renderer: str, tried: Sequence[str]) -> None:
         tried: the backends that might have been used.
     """
     # a user who asks for OSMesa expects the CPU; all others expect a GPU to be used
-    if tuple(tried) != ("osmesa",) and (why := why_software(renderer, find_gpus())) is not None:
+    if tuple(tried) != ("osmesa",) and (why := software_warning(renderer, find_gpus())) is not None:
         warn_caller(why, SoftwareRenderWarning)
 
 
-def no_backend_works(reasons: Sequence[str]) -> RenderError:
+def no_backend_error(reasons: Sequence[str]) -> RenderError:
     """Return the error for when every backend that was tried has failed.
 
     Args:
@@ -182,4 +182,4 @@ def no_backend_works(reasons: Sequence[str]) -> RenderError:
                 "MUJOCO_EGL_DEVICE_ID; `aioenv doctor` shows what draws on each)"
             )
     listed = "\n".join(f"  {reason}" for reason in reasons)
-    return RenderError(f"no OpenGL backend works here:\n{listed}\n{how_to_get_any()}")
+    return RenderError(f"no OpenGL backend works here:\n{listed}\n{general_install_hint()}")

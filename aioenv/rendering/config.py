@@ -11,7 +11,7 @@ from aioenv.rendering.quality import Quality, parse_quality
 from aioenv.state.assets import LOOKS, Looks
 from aioenv.worker.mujoco_gl import check_mujoco_gl
 
-__all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backend", "check_devices", "check_int"]
+__all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backend", "check_int", "parse_devices"]
 
 BACKENDS = ("egl", "osmesa", "glfw", "cgl")
 
@@ -104,7 +104,7 @@ class RenderConfig:
         if self.workers is not None:
             check_int("workers", self.workers, _MAX_WORKERS)
         parse_quality(self.quality)
-        check_devices(self.devices)
+        parse_devices(self.devices)
         check_backend(self.backend)
         for name in ("depth", "segmentation", "render_only"):
             if not isinstance(getattr(self, name), bool):
@@ -187,7 +187,7 @@ def check_backend(backend: str | None) -> None:
         raise ValueError(f"backend: expected one of {BACKENDS}, 'auto' or None, got {backend!r}")
 
 
-def check_devices(devices: Any) -> tuple[int, ...] | None:
+def parse_devices(devices: Any) -> tuple[int, ...] | None:
     """Return the devices to draw on; None for one that MuJoCo chooses.
 
     Raises:

@@ -26,20 +26,20 @@ from aioenv.rendering.arguments import (
     DrawOptions,
     States,
     check_data,
-    check_edits,
     check_flags,
     check_life,
-    check_modders,
-    check_out,
-    check_size,
-    check_slots,
-    check_spec,
-    check_states,
     check_timeout,
+    parse_edits,
+    parse_modders,
+    parse_out,
+    parse_size,
+    parse_slots,
+    parse_spec,
+    parse_states,
 )
-from aioenv.rendering.backends import candidates
+from aioenv.rendering.backends import candidate_backends
 from aioenv.rendering.cameras import Camera, describe_option, find_camera
-from aioenv.rendering.config import check_devices, check_int
+from aioenv.rendering.config import check_int, parse_devices
 from aioenv.rendering.draw_requests import DrawRequest, DrawSettings, dump_request, dump_settings
 from aioenv.rendering.image_memory import ImageBuffer, ImageMemory
 from aioenv.rendering.images import ImageArrays
@@ -272,8 +272,8 @@ class RenderPool(AsyncResource, Traced):
         start_timeout_s: float = 60.0,
     ) -> None:
         self.model = load_model(model)
-        self.state_spec, self.state_size = check_spec(self.model, state_spec)
-        chosen = check_devices(devices)
+        self.state_spec, self.state_size = parse_spec(self.model, state_spec)
+        chosen = parse_devices(devices)
         check_int("workers_per_device", workers_per_device, 1024)
         check_int("max_image_size", max_image_size, 1 << 28)
         if max_batch_size is not None:
@@ -283,7 +283,7 @@ class RenderPool(AsyncResource, Traced):
         check_timeout("timeout_s", timeout_s)
         check_timeout("start_timeout_s", start_timeout_s)
         check_life(retry, restart, log_prefix)
-        modders = check_modders(modder)
+        modders = parse_modders(modder)
         self.num_workers = workers_per_device * (1 if chosen is None else len(chosen))
         self.devices = None if chosen is None else tuple(chosen[i % len(chosen)] for i in range(self.num_workers))
         self._max_batch_size = max_batch_size
@@ -299,7 +299,7 @@ class RenderPool(AsyncResource, Traced):
                 ),
                 self.num_workers,
                 QueuePolicy(timeout_s, MAX_IN_FLIGHT, int(retry), partial(_late_error, timeout_s, restart is not None)),
-                backends=candidates(backend, chosen),
+                backends=candidate_backends(backend, chosen),
                 devices=self.devices,
                 start=start,
                 channel=channel,
@@ -539,7 +539,7 @@ class RenderPool(AsyncResource, Traced):
         Args, Raises: as `render`; the future has all later errors.
         """
         loop = self._check_running()
-        width, height = check_size(width, height, self._max_image_size)
+        width, height = parse_size(width, height, self._max_image_size)
         check_flags(depth=depth, segmentation=segmentation, randomize=randomize, copy=copy)
         several = isinstance(camera, (list, tuple))
         views = tuple(find_camera(self.model, each) for each in (camera if several else [camera]))  # type: ignore[union-attr]
@@ -552,10 +552,10 @@ class RenderPool(AsyncResource, Traced):
             )
         numbers, rows = self._states_of(states, slots)
         n = len(rows)
-        checked_edits = check_edits(self.model, edits, n)
+        checked_edits = parse_edits(self.model, edits, n)
         shape = (n, len(views), height, width) if several else (n, height, width)
         kinds = {"depth": depth, "segmentation": segmentation}
-        filled = None if out is None else check_out(out, shape, **kinds)
+        filled = None if out is None else parse_out(out, shape, **kinds)
         # nothing can go wrong from here on
         self._grow(int(numbers.max()) + 1 if n else 0)
         self._last[numbers] = rows
@@ -587,16 +587,16 @@ class RenderPool(AsyncResource, Traced):
         """Return the slots to draw, and their states."""
         most = self._max_batch_size
         if states is not None:
-            rows = check_states(self.model, self.state_spec, states)
+            rows = parse_states(self.model, self.state_spec, states)
             if most is not None and len(rows) > most:
                 raise ValueError(f"states: expected at most max_batch_size={most}, got {len(rows)}")
             numbers = np.arange(len(rows), dtype=np.int64)
             if slots is not None or len(rows) > MAX_SLOTS:
-                numbers = check_slots(numbers if slots is None else slots, len(rows), most)
+                numbers = parse_slots(numbers if slots is None else slots, len(rows), most)
             return numbers, rows
         if slots is None:
             slots = np.arange(most or len(self._last) or self.num_workers)
-        numbers = check_slots(slots, None, most)
+        numbers = parse_slots(slots, None, most)
         self._grow(int(numbers.max()) + 1 if len(numbers) else 0)
         return numbers, self._last[numbers]
 

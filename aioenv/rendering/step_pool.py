@@ -16,8 +16,8 @@ from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
-from aioenv.rendering.backends import candidates
-from aioenv.rendering.config import RenderConfig, check_devices
+from aioenv.rendering.backends import candidate_backends
+from aioenv.rendering.config import RenderConfig, parse_devices
 from aioenv.rendering.draw_requests import DrawRequest, Edits, ModelChanges, dump_request
 from aioenv.rendering.image_memory import ImageBuffer
 from aioenv.rendering.images import ImageArrays
@@ -119,12 +119,12 @@ class StepRenderPool:
         self._newest: dict[int, tuple[int, int]] = {}  # by slot: the numbers of its last model and last long row
         self._known: dict[Worker, _KnownModels] = {}
         count = min(config.workers or min(usable_cpus(), _MAX_DEFAULT_WORKERS), len(slot_source))
-        devices = check_devices(config.devices)
+        devices = parse_devices(config.devices)
         self._workers = RenderWorkers(
             partial(step_service, list(sources), config),
             count,
             QueuePolicy(self._timeout_s, None, None, self._on_late),
-            backends=candidates(config.backend, devices),
+            backends=candidate_backends(config.backend, devices),
             devices=[devices[i % len(devices)] for i in range(count)] if devices is not None else None,
             start=start,
             channel=channel,

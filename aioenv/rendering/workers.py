@@ -17,7 +17,7 @@ from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
-from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
+from aioenv.rendering.backends import backend_environment, no_backend_error, warn_of_software
 from aioenv.rendering.image_memory import ImageMemory
 from aioenv.rendering.queue import DrawJob, QueuePolicy, RenderQueue, Rows
 
@@ -140,7 +140,7 @@ class RenderWorkers:
                 return
         if all(isinstance(error, StartTimeout) for error in errors):  # a modder hangs, or the machine
             raise errors[-1]
-        raise no_backend_works(reasons) from errors[-1]
+        raise no_backend_error(reasons) from errors[-1]
 
     async def _start_all(self, backend: str) -> None:
         """Start the first worker, to see whether the backend works, and then the others."""
@@ -155,7 +155,7 @@ class RenderWorkers:
                 role="render worker",
                 start=self._start_method,
                 channel=self._channel,
-                env=environment(backend, self._devices[index] if self._devices is not None else None),
+                env=backend_environment(backend, self._devices[index] if self._devices is not None else None),
                 log_prefix=self._log_prefix,
                 seen_warnings=seen_warnings,
                 needed=self._needed,

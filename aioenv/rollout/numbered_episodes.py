@@ -1,14 +1,14 @@
-"""Numbered episodes, each run to its end exactly once, on whichever slot is free.
+"""`NumberedEpisodes`: episodes 0 … n-1, each run to its end exactly once, on the next slot that is free.
 
-All slots step together, and a slot whose episode has ended begins the next one while the others step. Which slot gets
-which episode depends on nothing but how long they are: not on how many workers there are, nor on how fast.
+All slots step together, and a slot whose episode has ended begins the next one while the others step. The slot of an
+episode depends only on the lengths of episodes, not on the number or speed of workers.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from aioenv.assign import draw_seeds
 from aioenv.errors import ActionError, EpisodesDone, PausedError, PendingCallError
-from aioenv.rollout.episode_stepper import EpisodeStepper, SteppedSlots
-from aioenv.rollout.rollout import Policy, are_pairs, hint_for, split_answer, takes
+from aioenv.rollout.rollout import Policy, extras_hint, has_parameter, is_pair_space, split_answer
+from aioenv.rollout.subset import row_info
+from aioenv.spaces.layout import Arrays
 from aioenv.spaces.seeding import normalize_seeds
 
 if TYPE_CHECKING:
-    from aioenv.core.backend import Backend
+    from aioenv.core.backend import Backend, SlotGroup, StepOutcome
     from aioenv.core.waits import Clock
 
 __all__ = ["Episode", "NumberedEpisodes", "episode_seeds"]
@@ -35,14 +36,14 @@ class Episode(NamedTuple):
 
     Attributes:
         number: from 0.
-        seed: what it was reset with.
-        slot: where it ran.
+        seed: the seed that it was reset with.
+        slot: the slot that ran it.
         total_reward: the sum of its rewards, its return.
-        length: how many steps it took.
-        time_s: how long that took, with the policy and the other slots, in seconds.
-        terminated: whether it ended by itself; False: it was truncated.
-        attempts: how often it was begun: more than once if workers that were restarted had lost it.
-        info: of its last step, as its env gave it.
+        length: the number of its steps.
+        time_s: the time that these took, with the policy and the other slots, in seconds.
+        terminated: whether it was terminated; False: it was truncated.
+        attempts: how often it was begun; more than once if a worker that was restarted had lost it.
+        info: the info of its last step, as its env returned it.
     """
 
     number: int
@@ -75,10 +76,8 @@ class NumberedEpisodes:
         """Return an iterator over episodes 0 … n-1.
 
         Args:
-            policy: as of `AsyncVectorEnv.episodes`.
-            n: likewise.
-            seed: likewise.
-            owner: what must not be collected, and so closed, before the iterator is.
+            policy, n, seed: as of `AsyncVectorEnv.episodes`.
+            owner: an object that must not be collected, and so closed, before the iterator is.
         """
         if not callable(policy):
             raise TypeError(f"episodes: policy: expected a function of observations, got {policy!r}")
@@ -91,7 +90,7 @@ class NumberedEpisodes:
             if runs:
                 runs.pop().end()
 
-        return _Iteration(self._episodes(policy, seeds, runs, end), end, owner)
+        return _EpisodeIterator(self._episodes(policy, seeds, runs, end), end, owner)
 
     async def _episodes(
         self, policy: Policy, seeds: Sequence[int | None], runs: list[_EpisodesRun], end: Callable[[], None]
@@ -99,11 +98,11 @@ class NumberedEpisodes:
         backend = self._backend
         await backend.drain()
         if backend.outstanding:
-            raise PendingCallError("episodes: there are requests in flight, or results that nobody took; recv() them")
+            raise PendingCallError("episodes: requests are in flight, or results were not taken; recv() takes them")
         if self._latest:  # an iteration that was left early, and is still referenced
             self._latest.pop().end()
         self._latest = runs
-        run = _EpisodesRun(backend, EpisodeStepper(backend), self._clock, policy, seeds)
+        run = _EpisodesRun(backend, _EpisodeStepper(backend), self._clock, policy, seeds)
         runs.append(run)
         try:
             while run.busy:
@@ -114,7 +113,7 @@ class NumberedEpisodes:
 
 
 def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int | None, list[int | None]]:
-    """What seeds of n episodes are drawn from (None if they were given as a list), and the seeds.
+    """Return the entropy of the seeds of n episodes (None if they were given as a list), and the seeds.
 
     Raises:
         ValueError: if n is not positive, or there are more or fewer seeds than that.
@@ -131,15 +130,15 @@ def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int 
     return None, seeds
 
 
-class _Iteration(AsyncGenerator[Episode, None]):
-    """An iteration over episodes that ends when it is let go of, as by `break`.
+class _EpisodeIterator(AsyncGenerator[Episode, None]):
+    """An iterator over episodes that ends when it is collected, as after a `break`.
 
-    A generator's own end comes with a later turn of the loop: until then what is paused would stay so.
+    A plain generator ends in a later turn of the loop, and slots would stay paused until then.
 
     Args:
-        inner: the episodes.
-        end: ends what they began; idempotent.
-        owner: what must not be collected before this is.
+        inner: the generator of episodes.
+        end: ends the run of episodes; idempotent.
+        owner: an object that must not be collected before this is.
     """
 
     def __init__(self, inner: AsyncGenerator[Episode, None], end: Callable[[], None], owner: object) -> None:
@@ -160,30 +159,30 @@ class _Iteration(AsyncGenerator[Episode, None]):
         self._end()
 
 
-class _Attempt:
-    """An episode that is being run."""
+class _RunningEpisode:
+    """An episode that is running, or about to be."""
 
-    __slots__ = ("attempts", "began", "length", "number", "total")
+    __slots__ = ("attempts", "length", "number", "start_s", "total_reward")
 
     def __init__(self, number: int, attempts: int) -> None:
         self.number = number
         self.attempts = attempts
-        self.total = 0.0
+        self.total_reward = 0.0
         self.length = 0
-        self.began = perf_counter()
+        self.start_s = perf_counter()
 
 
 class _EpisodesRun:
-    """All episodes of one iteration.
+    """Runs the episodes of one iteration.
 
     Attributes:
-        busy: whether any is left.
+        busy: whether an episode is running or to be run.
     """
 
     def __init__(
         self,
         backend: Backend,
-        stepper: EpisodeStepper,
+        stepper: _EpisodeStepper,
         clock: Clock,
         policy: Policy,
         seeds: Sequence[int | None],
@@ -195,89 +194,89 @@ class _EpisodesRun:
         self._stepper = stepper
         self._clock = clock
         self._policy = policy
-        self._wanted = [name for name in ("slots", "episodes", "started") if takes(policy, name)]
-        self._pairs = are_pairs(backend.single_action_space)
+        self._parameters = [name for name in ("slots", "episodes", "started") if has_parameter(policy, name)]
+        self._pairs = is_pair_space(backend.single_action_space)
         self._seeds = seeds
         self._queue = deque(range(len(seeds)))
-        self._running: dict[int, _Attempt] = {}  # by slot
-        self._begin: dict[int, _Attempt] = {}  # to be reset next
+        self._running: dict[int, _RunningEpisode] = {}  # by slot
+        self._to_reset: dict[int, _RunningEpisode] = {}  # to be reset next
         self._started = np.zeros(n, np.bool_)
         self._paused: list[int] = []
-        self._over = False
-        self._counted = self._count()
+        self._ended = False
+        self._requests_before = self._count_requests()
         for slot in table.active.tolist():
-            self._next(slot)
+            self._start_next(slot)
 
     @property
     def busy(self) -> bool:
-        return bool(self._running or self._begin)
+        return bool(self._running or self._to_reset)
 
-    def _count(self) -> tuple[int, int]:
-        """How many steps and resets there have been, whosever they were."""
+    def _count_requests(self) -> tuple[int, int]:
+        """Return how many steps and resets the slots have been sent, here and by other code."""
         return self._backend.table.steps, self._backend.table.resets
 
     def end(self) -> None:
-        """Resume what was paused here; there are no more episodes."""
-        self._over = True
+        """Resume the slots that were paused here; no further episode is run."""
+        self._ended = True
         own = [slot for slot in self._paused if slot not in self._backend.table.exhausted]
         self._backend.table.resume(np.array(own, np.int64))
 
-    def _next(self, slot: int) -> None:
-        """A slot is free: begin another episode, or pause it."""
+    def _start_next(self, slot: int) -> None:
+        """Begin the next episode on a free slot, or pause the slot."""
         if self._queue:
-            self._begin[slot] = _Attempt(self._queue.popleft(), 1)
+            self._to_reset[slot] = _RunningEpisode(self._queue.popleft(), 1)
         else:
             self._paused.append(slot)
             self._backend.table.pause([slot])
 
     async def advance(self) -> list[Episode]:
-        """A step of every slot: of its env, or the reset that begins an episode. Gives the episodes that have ended."""
+        """Step each slot, or reset it where an episode begins; return the episodes that have ended."""
         stepped = sorted(self._running)
-        actions: tuple[Any, Any] = await self._ask() if stepped else ([], [])
-        if self._over:
+        actions: tuple[Any, Any] = await self._call_policy() if stepped else ([], [])
+        if self._ended:
             raise PendingCallError(
                 "episodes: another iteration (or evaluation) has begun meanwhile, and has the slots now; let one end "
                 "before the next"
             )
-        if self._count() != self._counted:  # the episodes would be neither's
+        if self._count_requests() != self._requests_before:  # the episodes would be wrong
             raise PendingCallError(
-                "episodes: the slots were stepped or reset, or their states set, by somebody else meanwhile; let the "
+                "episodes: other code has stepped or reset the slots, or set their states, meanwhile; let the "
                 "iteration end before that, or take a vector env of its own"
             )
-        reset, self._begin = self._begin, {}
-        seeds = {slot: self._seeds[attempt.number] for slot, attempt in reset.items()}
-        for attempt in reset.values():
-            attempt.began = perf_counter()
+        reset, self._to_reset = self._to_reset, {}
+        seeds = {slot: self._seeds[running.number] for slot, running in reset.items()}
+        for running in reset.values():
+            running.start_s = perf_counter()
         wait = self._clock.envs.begin()
         try:
-            moved = await self._stepper.move(stepped, *actions, seeds)
+            result = await self._stepper.step(stepped, *actions, seeds)
         finally:
             wait.end()
-        self._counted = self._count()
-        for column in self._stepper.objects:  # slots without a first episode show another's, rather than None
+        self._requests_before = self._count_requests()
+        for column in self._stepper.objects:  # slots without an episode show another slot's observation instead of None
             shown = next((item for item in column if item is not None), None)
             if any(item is None for item in column):
                 column[:] = [shown if item is None else item for item in column]
-        ended = self._take(stepped, moved) if moved is not None else []
+        ended = self._collect(stepped, result) if result is not None else []
         self._started[:] = False
-        for slot, attempt in reset.items():
+        for slot, running in reset.items():
             if slot in self._backend.table.exhausted:
-                self._queue.appendleft(attempt.number)
+                self._queue.appendleft(running.number)
             else:
-                self._running[slot] = attempt
+                self._running[slot] = running
                 self._started[slot] = True
-        self._share_out()
+        self._redistribute()
         return ended
 
-    async def _ask(self) -> tuple[Any, Any]:
-        """What the policy would have all slots do, taken apart."""
+    async def _call_policy(self) -> tuple[Any, Any]:
+        """Return the actions of the policy for all slots, as arrays and objects."""
         n, backend = self._backend.num_envs, self._backend
         given: dict[str, Any] = {}
-        if "slots" in self._wanted:
+        if "slots" in self._parameters:
             given["slots"] = np.arange(n)
-        if "started" in self._wanted:
+        if "started" in self._parameters:
             given["started"] = self._started.copy()
-        if "episodes" in self._wanted:
+        if "episodes" in self._parameters:
             given["episodes"] = np.array([self._running[i].number if i in self._running else -1 for i in range(n)])
         obs = backend.observations.assemble(
             [array.copy() for array in self._stepper.obs], [list(c) for c in self._stepper.objects]
@@ -289,47 +288,47 @@ class _EpisodesRun:
         try:
             return backend.actions.take_apart(actions, n)
         except ActionError as exc:
-            if hint := hint_for(actions, backend.single_action_space):
+            if hint := extras_hint(actions, backend.single_action_space):
                 raise ActionError(f"{exc}{hint}") from exc
             raise
 
-    def _take(self, stepped: list[int], moved: SteppedSlots) -> list[Episode]:
-        """Take in a step; gives the episodes that have ended, and lets their slots go on."""
+    def _collect(self, stepped: list[int], result: _SteppedSlots) -> list[Episode]:
+        """Add the result of a step to the running episodes; return those that have ended, and start others there."""
         now = perf_counter()
         ended: list[Episode] = []
-        over = moved.terminated | moved.truncated
+        over = result.terminated | result.truncated
         for row, slot in enumerate(stepped):
-            attempt = self._running[slot]
-            attempt.total += float(moved.reward[row])
-            attempt.length += 1
+            running = self._running[slot]
+            running.total_reward += float(result.reward[row])
+            running.length += 1
             if not over[row]:
                 continue
             del self._running[slot]
-            if row in moved.lost and not moved.terminated[row]:
-                self._begin[slot] = _Attempt(attempt.number, attempt.attempts + 1)
+            if row in result.lost and not result.terminated[row]:
+                self._to_reset[slot] = _RunningEpisode(running.number, running.attempts + 1)
                 continue
-            own = moved.info(row)
+            own = result.info(row)
             ended.append(
                 Episode(
-                    attempt.number,
-                    self._seeds[attempt.number],
+                    running.number,
+                    self._seeds[running.number],
                     slot,
-                    attempt.total,
-                    attempt.length,
-                    now - attempt.began,
-                    bool(moved.terminated[row]),
-                    attempt.attempts,
+                    running.total_reward,
+                    running.length,
+                    now - running.start_s,
+                    bool(result.terminated[row]),
+                    running.attempts,
                     own.get("final_info", own),
                 )
             )
-            self._next(slot)
+            self._start_next(slot)
         return ended
 
-    def _share_out(self) -> None:
-        """Let slots go on that were paused, should others have given episodes back.
+    def _redistribute(self) -> None:
+        """Resume paused slots if exhausted ones have put episodes back into the queue.
 
         Raises:
-            EpisodesDone: if nobody can run what is left.
+            EpisodesDone: if no slot can run the episodes that are left.
         """
         exhausted = self._backend.table.exhausted
         free = [slot for slot in self._paused if slot not in exhausted]
@@ -337,9 +336,114 @@ class _EpisodesRun:
             slot = free.pop(0)
             self._paused.remove(slot)
             self._backend.table.resume(np.array([slot]))
-            self._next(slot)
+            self._start_next(slot)
         if self._queue and not self.busy:
             raise EpisodesDone(
                 f"episodes: {len(self._queue)} of {len(self._seeds)} could not be run: the envs of slots "
                 f"{sorted(exhausted)} have no further episode"
             )
+
+
+# ------------------------------------------------------------ one step of the slots
+
+
+class _SteppedSlots(NamedTuple):
+    """The result of a step of k slots.
+
+    Attributes:
+        reward: float64 `(k,)`; terminated, truncated: bool `(k,)`.
+        info: returns the info dict of one of them, given its place among the k.
+        lost: the places of slots whose episodes were lost with a worker that was restarted.
+    """
+
+    reward: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    info: Callable[[int], dict[str, Any]]
+    lost: Set[int] = frozenset()
+
+
+class _EpisodeStepper:
+    """Steps some slots and resets others at the same time, as two groups of a backend.
+
+    Args:
+        backend: steps the envs.
+
+    Attributes:
+        obs, objects: the last observations of all slots, one row a slot.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        layout = backend.observations
+        self.obs = layout.zeros(backend.num_envs)
+        self.objects = layout.no_objects(backend.num_envs)
+        self._groups: dict[bool, SlotGroup] = {}  # True: the one that was stepped last; False: reset last
+
+    async def step(
+        self, stepped: Sequence[int], arrays: Arrays, objects: list[list[Any]], seeds: Mapping[int, int | None]
+    ) -> _SteppedSlots | None:
+        """Step some slots and reset others.
+
+        If this is cancelled, or fails, the requests in flight are abandoned.
+
+        Args:
+            stepped: slots, ascending.
+            arrays, objects: actions of all slots, taken apart; rows of slots that are not stepped are not used.
+            seeds: the seeds of the slots that are reset.
+
+        Returns:
+            The result of the step; None if no slot was stepped.
+        """
+        asked: list[SlotGroup] = []
+        outcomes = []
+        try:
+            if stepped:
+                group = self._group(list(stepped), stepped=True)
+                chosen = [[column[slot] for slot in stepped] for column in objects]
+                group.send_arrays([array[list(stepped)] for array in arrays], chosen, "episodes")
+                asked.append(group)
+            if seeds:
+                group = self._group(sorted(seeds), stepped=False)
+                group.send_reset(group.slots, seeds, None, "episodes")
+                asked.append(group)
+            for group in asked:
+                outcome = await group.recv()
+                if outcome.error is not None:
+                    raise outcome.error
+                outcomes.append(outcome)
+        except BaseException:
+            for group in asked:
+                group.abandon()
+            raise
+        for group, outcome in zip(asked, outcomes, strict=True):
+            _put_rows(self.obs, self.objects, group.slots, outcome.obs, outcome.objects)
+        return self._stepped(asked[0].slots, outcomes[0]) if stepped else None
+
+    def _group(self, slots: list[int], *, stepped: bool) -> SlotGroup:
+        group = self._groups.get(stepped)
+        if group is None or group.slots.tolist() != slots:
+            group = self._groups[stepped] = self._backend.group(np.array(slots))
+        return group
+
+    def _stepped(self, slots: npt.NDArray[np.int64], outcome: StepOutcome) -> _SteppedSlots:
+        merged: list[dict[str, Any]] = []
+
+        def info(row: int) -> dict[str, Any]:
+            if not merged:
+                merged.append(self._backend.rollout_backend().merge(outcome.infos))
+            return row_info(merged[0], int(slots[row]))
+
+        lost = frozenset() if outcome.valid is None else frozenset(np.flatnonzero(~outcome.valid).tolist())
+        return _SteppedSlots(outcome.reward, outcome.terminated, outcome.truncated, info, lost)
+
+
+def _put_rows(
+    obs: Arrays, objects: list[list[Any]], slots: npt.NDArray[np.int64], rows: Arrays, items: list[list[Any]]
+) -> None:
+    """Put the observations of some slots into arrays and lists with one row a slot."""
+    for mine, theirs in zip(obs, rows, strict=True):
+        mine[slots] = theirs
+    for column, values in zip(objects, items, strict=False):
+        for slot, item in zip(slots.tolist(), values, strict=True):
+            column[slot] = item

@@ -1,4 +1,4 @@
-"""Rollouts: many steps of every slot, with one group's policy running while the other groups' envs step."""
+"""`Rollouts`: many steps of every slot, with one group's policy running while the other groups' envs step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.core.backend import Backend, RolloutBackend, SlotGroup
 from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
-from aioenv.rollout.recorder import RecordedTurn, Rollout, RolloutRecorder
+from aioenv.rollout.recorder import GroupProgress, Rollout, RolloutRecorder
 from aioenv.spaces.infos import Column, Columns, Schema
 
 if TYPE_CHECKING:
     from aioenv.core.waits import Clock
 
-__all__ = ["Policy", "Rollouts", "are_pairs", "hint_for", "split_answer", "takes", "takes_slots"]
+__all__ = ["Policy", "Rollouts", "extras_hint", "has_parameter", "is_pair_space", "split_answer", "takes_slots"]
 
 Policy = Callable[..., Any | Awaitable[Any]]
 
-# What an episode's last observation is told as where the rollout itself resets (DISABLED), as SAME_STEP tells it.
+# The info of an episode's last observation under DISABLED, where the rollout itself resets; as that of SAME_STEP.
 _FINAL_OBS = Schema((Column(("final_obs",), None, ()),), False, False)
-# What policies mostly give, if not something to await.
+# The usual types of a policy's answer, which are not awaitable.
 _ANSWERS = frozenset((np.ndarray, tuple))
 _SPLITS = ("slots", "workers")
 
@@ -53,7 +53,7 @@ class Rollouts:
 
 
 def _check(backend: Backend, policy: Policy, steps: int, groups: int, split: str) -> None:
-    """Raise unless there can be such a rollout (see `AsyncVectorEnv.rollout`)."""
+    """Raise if arguments or slots don't allow a rollout (see `AsyncVectorEnv.rollout`)."""
     for name, value in (("steps", steps), ("groups", groups)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"rollout: {name}: expected a positive int, got {value!r}")
@@ -91,201 +91,204 @@ class _RolloutRun:
         self._takes_slots = takes_slots(policy)
         self._steps = steps
         self._observations = backend.observations
-        self._turns = [
-            RecordedTurn(group, f"group {i} of {len(groups)} ({len(group.slots)} slots)")
+        self._groups = [
+            GroupProgress(group, f"group {i} of {len(groups)} ({len(group.slots)} slots)")
             for i, group in enumerate(groups)
         ]
         next_step = mode is AutoresetMode.NEXT_STEP
-        self._record = RolloutRecorder(backend, steps, rollouts.merge, resets_next_step=next_step)
-        self._actions_are_pairs = are_pairs(backend.single_action_space)
+        self._recorder = RolloutRecorder(backend, steps, rollouts.merge, resets_next_step=next_step)
+        self._actions_are_pairs = is_pair_space(backend.single_action_space)
 
     async def run(self) -> Rollout:
         try:
-            await self._look()
+            await self._read_initial_state()
             for _ in range(self._steps):
-                for turn in self._turns:
-                    await self._take(turn)
-                    await self._act(turn)
+                for progress in self._groups:
+                    await self._receive(progress)
+                    await self._act(progress)
             self._rollouts.sent()
-            for turn in self._turns:
-                await self._take(turn)
+            for progress in self._groups:
+                await self._receive(progress)
         except SlotError as error:
-            raise await self._stop(error) from error.__cause__
+            raise await self._end_early(error) from error.__cause__
         except BaseException as error:
             self._abandon()
             if isinstance(error, StepTimeout):
-                error.partial = self._record.result(self._turns)
+                error.partial = self._recorder.rollout(self._groups)
             raise
         finally:
-            for turn in self._turns:
-                turn.group.close()
-        self._rollouts.ended(self._record.seen(self._turns))
-        return self._record.result(self._turns)
+            for progress in self._groups:
+                progress.group.close()
+        self._rollouts.ended(self._recorder.final_state(self._groups))
+        return self._recorder.rollout(self._groups)
 
-    async def _look(self) -> None:
-        """Find out what the envs are at: observations, and where an automatic reset is due."""
+    async def _read_initial_state(self) -> None:
+        """Get the latest observations, and the slots whose next step will be an automatic reset."""
         table = self._backend.table
         wait = self._clock.envs.begin()
         try:
-            seen = await self._rollouts.look(pending_reset=self._mode is AutoresetMode.NEXT_STEP)
+            state = await self._rollouts.look(pending_reset=self._mode is AutoresetMode.NEXT_STEP)
         finally:
             wait.end()
-        for turn in self._turns:
-            rows = np.searchsorted(seen.slots, turn.slots)
-            turn.obs = [array[rows] for array in seen.obs]
-            turn.objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
-            turn.due = seen.pending_reset[rows]
-            over = table.over(turn.slots)
-            turn.over = over if over.any() else None
-            self._record.saw(turn)
-        # those that were paused when the groups were made; another task may have paused more meanwhile
-        groups = np.concatenate([turn.slots for turn in self._turns])
-        if len(groups) < self._backend.num_envs:
+        for progress in self._groups:
+            rows = np.searchsorted(state.slots, progress.slots)
+            progress.obs = [array[rows] for array in state.obs]
+            progress.objects = [[column[row] for row in rows.tolist()] for column in state.objects]
+            progress.pending_reset = state.pending_reset[rows]
+            ended = table.over(progress.slots)
+            progress.ended = ended if ended.any() else None
+            self._recorder.record_observations(progress)
+        # slots that were paused when the groups were made; another task may have paused more since
+        stepped = np.concatenate([progress.slots for progress in self._groups])
+        if len(stepped) < self._backend.num_envs:
             paused = np.ones(self._backend.num_envs, np.bool_)
-            paused[groups] = False
-            rows = np.flatnonzero(paused[seen.slots])
-            resting = [array[rows] for array in seen.obs]
-            objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
-            self._record.rest(np.flatnonzero(paused), seen.slots[rows], resting, objects)
+            paused[stepped] = False
+            rows = np.flatnonzero(paused[state.slots])
+            obs = [array[rows] for array in state.obs]
+            objects = [[column[row] for row in rows.tolist()] for column in state.objects]
+            self._recorder.record_paused(np.flatnonzero(paused), state.slots[rows], obs, objects)
 
     # ------------------------------------------------------------ one step of one group
 
-    async def _act(self, turn: RecordedTurn) -> None:
-        """Let the policy choose, and send what it chose."""
-        if turn.over is not None:
-            await self._reset(turn, turn.over)
+    async def _act(self, progress: GroupProgress) -> None:
+        """Call the policy, and send its actions."""
+        if progress.ended is not None:
+            await self._reset_ended(progress, progress.ended)
         try:
-            answer = self._ask(turn)
-            if type(answer) not in _ANSWERS and inspect.isawaitable(answer):  # to ask takes longer
+            answer = self._call_policy(progress)
+            if type(answer) not in _ANSWERS and inspect.isawaitable(answer):  # `isawaitable` is slow
                 answer = await answer
             actions, extras = split_answer(answer, self._actions_are_pairs)
-            self._record.extras_of(turn, extras)
+            self._recorder.record_extras(progress, extras)
         except Exception as exc:
-            exc.add_note(f"in the policy of a rollout: {turn.name}, step {turn.acted}")
+            exc.add_note(f"in the policy of a rollout: {progress.name}, step {progress.steps_sent}")
             raise
-        wait = self._clock.envs.begin()  # a vector env in this process may step here and now
+        wait = self._clock.envs.begin()  # a vector env in this process may step during the call
         try:
-            arrays, objects = turn.group.send(actions)
+            arrays, objects = progress.group.send(actions)
         except ActionError as exc:
-            hint = hint_for(actions, self._backend.single_action_space)
-            raise ActionError(f"rollout, {turn.name}, step {turn.acted}: {exc}{hint}") from exc
+            hint = extras_hint(actions, self._backend.single_action_space)
+            raise ActionError(f"rollout, {progress.name}, step {progress.steps_sent}: {exc}{hint}") from exc
         finally:
             wait.end()
-        self._record.did(turn, arrays, objects)
-        turn.acted += 1
+        self._recorder.record_actions(progress, arrays, objects)
+        progress.steps_sent += 1
 
-    def _ask(self, turn: RecordedTurn) -> Any:
-        """What the policy says, or something to await that gives it."""
-        obs = self._observations.assemble(turn.obs, turn.objects)
-        return self._policy(obs, slots=turn.slots.copy()) if self._takes_slots else self._policy(obs)
+    def _call_policy(self, progress: GroupProgress) -> Any:
+        """Return the answer of the policy, or an awaitable of it."""
+        obs = self._observations.assemble(progress.obs, progress.objects)
+        return self._policy(obs, slots=progress.slots.copy()) if self._takes_slots else self._policy(obs)
 
-    async def _take(self, turn: RecordedTurn) -> None:
-        """Wait for the results of what was sent last, if anything was."""
-        group = turn.group
+    async def _receive(self, progress: GroupProgress) -> None:
+        """Wait for the result of the group's last step, if one is in flight."""
+        group = progress.group
         if not group.in_flight:
             return
         wait = self._clock.envs.begin()
         try:
-            came = await group.recv()
+            outcome = await group.recv()
         finally:
             wait.end()
-        turn.obs, turn.objects = came.obs, came.objects
-        self._record.saw(turn)
-        self._record.received(turn, came)
-        if came.valid is not None:
-            self._record.invalidate(turn, ~came.valid)
+        progress.obs, progress.objects = outcome.obs, outcome.objects
+        self._recorder.record_observations(progress)
+        self._recorder.record_outcome(progress, outcome)
+        if outcome.valid is not None:
+            self._recorder.mark_invalid(progress, ~outcome.valid)
         if exhausted := self._backend.table.exhausted:
-            self._record.invalidate(turn, np.isin(turn.slots, list(exhausted)) & ~(came.terminated | came.truncated))
-        turn.taken += 1
+            self._recorder.mark_invalid(
+                progress, np.isin(progress.slots, list(exhausted)) & ~(outcome.terminated | outcome.truncated)
+            )
+        progress.steps_received += 1
         if self._mode is AutoresetMode.DISABLED:
-            over = came.terminated | came.truncated
-            turn.over = None
-            if over.any():
-                turn.over = over
-                self._tell_ends(turn, over)
-        if came.error is not None:
-            raise came.error
+            ended = outcome.terminated | outcome.truncated
+            progress.ended = None
+            if ended.any():
+                progress.ended = ended
+                self._add_final_obs(progress, ended)
+        if outcome.error is not None:
+            raise outcome.error
 
-    def _tell_ends(self, turn: RecordedTurn, over: npt.NDArray[np.bool_]) -> None:
-        """Put last observations into the infos of the step that was just taken, where nothing else does (DISABLED)."""
-        rows = np.flatnonzero(over)
+    def _add_final_obs(self, progress: GroupProgress, ended: npt.NDArray[np.bool_]) -> None:
+        """Add the last observations of episodes to the infos of the step just received (under DISABLED)."""
+        rows = np.flatnonzero(ended)
         terminal = self._observations.rows(
-            [array[rows] for array in turn.obs], [[column[i] for i in rows] for column in turn.objects]
+            [array[rows] for array in progress.obs], [[column[i] for i in rows] for column in progress.objects]
         )
-        self._record.infos[turn.taken - 1].append(Columns(turn.slots[rows], _FINAL_OBS, [terminal]))
+        self._recorder.infos[progress.steps_received - 1].append(Columns(progress.slots[rows], _FINAL_OBS, [terminal]))
 
-    async def _reset(self, turn: RecordedTurn, over: npt.NDArray[np.bool_]) -> None:
-        """Reset the slots whose episodes are over, where nothing else does (DISABLED)."""
-        rows = np.flatnonzero(over)
-        slots = turn.slots[rows]
-        turn.over = None
-        turn.group.send_reset(slots)
+    async def _reset_ended(self, progress: GroupProgress, ended: npt.NDArray[np.bool_]) -> None:
+        """Reset the slots whose episodes are over (under DISABLED)."""
+        rows = np.flatnonzero(ended)
+        slots = progress.slots[rows]
+        progress.ended = None
+        progress.group.send_reset(slots)
         wait = self._clock.envs.begin()
         try:
-            came = await turn.group.recv()
+            outcome = await progress.group.recv()
         finally:
             wait.end()
-        # others may hold these
-        turn.obs = [array.copy() for array in turn.obs]
-        turn.objects = [list(column) for column in turn.objects]
-        for array, fresh in zip(turn.obs, came.obs, strict=True):
+        # the policy may have kept these
+        progress.obs = [array.copy() for array in progress.obs]
+        progress.objects = [list(column) for column in progress.objects]
+        for array, fresh in zip(progress.obs, outcome.obs, strict=True):
             array[rows] = fresh
-        for column, items in zip(turn.objects, came.objects, strict=True):
+        for column, items in zip(progress.objects, outcome.objects, strict=True):
             for row, item in zip(rows.tolist(), items, strict=True):
                 column[row] = item
-        self._record.saw(turn)
-        if came.error is not None:
-            raise came.error
+        self._recorder.record_observations(progress)
+        if outcome.error is not None:
+            raise outcome.error
 
-    # ------------------------------------------------------------ the end before time
+    # ------------------------------------------------------------ errors
 
-    async def _stop(self, error: SlotError) -> SlotError:
-        """Some slots have failed: take what is in flight, send nothing more; gives the error of all."""
+    async def _end_early(self, error: SlotError) -> SlotError:
+        """After an error of some slots, receive the steps in flight; return the error of all slots."""
         errors = list(error.errors)
         try:
-            for turn in self._turns:
+            for progress in self._groups:
                 try:
-                    await self._take(turn)
+                    await self._receive(progress)
                 except SlotError as more:
                     errors += more.errors
         except BaseException as another:
             self._abandon()
             if isinstance(another, StepTimeout):
-                another.partial = self._record.result(self._turns)
+                another.partial = self._recorder.rollout(self._groups)
             raise
-        return SlotError.join(errors, self._record.result(self._turns))
+        return SlotError.join(errors, self._recorder.rollout(self._groups))
 
     def _abandon(self) -> None:
-        for turn in self._turns:
-            turn.group.abandon()
+        """Leave the requests in flight to `recv` of the vector env."""
+        for progress in self._groups:
+            progress.group.abandon()
 
 
-def are_pairs(space: Space[Any]) -> bool:
-    """Whether an action is itself a pair whose second element is a dict."""
+def is_pair_space(space: Space[Any]) -> bool:
+    """Return whether an action is itself a pair whose second element is a dict."""
     return isinstance(space, spaces.Tuple) and [type(s) for s in space][1:] == [spaces.Dict]
 
 
 def split_answer(answer: Any, pairs: bool) -> tuple[Any, dict[str, Any]]:
-    """What a policy has answered: actions, and what it gave beside them; with `pairs` there is nothing beside."""
+    """Return the actions and the extras in a policy's answer; with `pairs`, an action is a pair, so all is actions."""
     pair = type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], dict)
     return answer if pair and not pairs else (answer, {})
 
 
-def hint_for(actions: Any, space: Space[Any]) -> str:
-    """What to say of actions that did not fit, if a policy seems to have given values and the like beside them."""
+def extras_hint(actions: Any, space: Space[Any]) -> str:
+    """Return a hint about actions that did not fit if the policy seems to have returned a tuple with values."""
     beside = type(actions) is tuple and any(getattr(part, "shape", ()) for part in actions)
     return '; a policy gives actions, or (actions, {"value": …})' * (beside and not isinstance(space, spaces.Tuple))
 
 
 def takes_slots(policy: Policy) -> bool:
-    """Whether a policy has a parameter `slots`."""
-    return takes(policy, "slots")
+    """Return whether a policy has a parameter `slots`."""
+    return has_parameter(policy, "slots")
 
 
-def takes(policy: Policy, name: str) -> bool:
-    """Whether a policy has a parameter of this name."""
+def has_parameter(policy: Policy, name: str) -> bool:
+    """Return whether a policy has a parameter of this name."""
     try:
         parameter = inspect.signature(policy).parameters.get(name)
-    except (TypeError, ValueError):  # a function of C that does not tell
+    except (TypeError, ValueError):  # a function of C without a signature
         return False
     return parameter is not None and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)

@@ -1,4 +1,4 @@
-"""Steps and resets of a subset of the slots: of those that are not paused, or of one slot by itself."""
+"""A subset of the slots: `Pausing` leaves some out of whole batches, `SingleSlot` steps and resets one by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aioenv.spaces.infos import RowDicts
 from aioenv.spaces.layout import Arrays, Layout
 from aioenv.spaces.seeding import normalize_slot_seed
 
-__all__ = ["Pausing", "SingleSlot", "info_of", "infos_of", "one_action"]
+__all__ = ["Pausing", "SingleSlot", "one_action", "row_info", "row_infos"]
 
 Slots = npt.NDArray[np.int64]
 Result = TypeVar("Result")
@@ -85,9 +85,9 @@ class SingleSlot:
     async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:
         """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
         group = self._group(slot, "reset_at")
-        own = normalize_slot_seed(seed)
+        seed_of_slot = normalize_slot_seed(seed)
         await self._backend.drain()
-        group.send_reset(group.slots, {int(group.slots[0]): own}, options, "reset_at")
+        group.send_reset(group.slots, {int(group.slots[0]): seed_of_slot}, options, "reset_at")
         return await self._result(group, lambda step: ResetResult(step.obs, step.info))
 
     def _group(self, slot: int, name: str) -> SlotGroup:
@@ -99,7 +99,7 @@ class SingleSlot:
     async def _result(self, group: SlotGroup, as_result: Callable[[SlotStep], Result]) -> Result:
         outcome = await group.recv()
         (obs,) = self._backend.observations.rows(outcome.obs, outcome.objects)
-        info = info_of(self._backend.rollout_backend().merge(outcome.infos), int(group.slots[0]))
+        info = row_info(self._backend.rollout_backend().merge(outcome.infos), int(group.slots[0]))
         flags = bool(outcome.terminated[0]), bool(outcome.truncated[0])
         result = as_result(SlotStep(obs, float(outcome.reward[0]), *flags, info))
         if outcome.error is not None:
@@ -110,7 +110,7 @@ class SingleSlot:
 
 
 def one_action(layout: Layout, action: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:
-    """A single action, taken apart.
+    """Return the arrays and objects of a single action, as of a batch of one.
 
     Raises:
         ActionError: if it does not fit.
@@ -121,50 +121,50 @@ def one_action(layout: Layout, action: Any) -> tuple[Arrays, Sequence[Sequence[A
         raise ActionError(f"step_at, the action as a batch of one: {exc}") from exc
 
 
-def info_of(info: dict[str, Any], row: int) -> dict[str, Any]:
-    """The info dict of one row of a batch: what has its mask set there."""
+def row_info(info: dict[str, Any], row: int) -> dict[str, Any]:
+    """Return the info dict of one row of a batch: the keys whose mask is set there."""
     own: dict[str, Any] = {}
     for key, value in info.items():
-        mask = _mask_of(info, key)
+        mask = _key_mask(info, key)
         if mask is not None and mask[row]:
-            own[key] = _own(key, value, row)
+            own[key] = _row_value(key, value, row)
     return own
 
 
-def infos_of(info: dict[str, Any], n: int) -> list[dict[str, Any]]:
-    """The info dicts of all n rows of a batch; most have next to nothing, in steps that end the episodes of a few."""
+def row_infos(info: dict[str, Any], n: int) -> list[dict[str, Any]]:
+    """Return the info dicts of all n rows of a batch; fast if most of them have few keys."""
     if isinstance(info, RowDicts):
-        return [_copied(info.get(row, {})) for row in range(n)]
-    owns: list[dict[str, Any]] = [{} for _ in range(n)]
+        return [_copied_info(info.get(row, {})) for row in range(n)]
+    infos: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, value in info.items():
-        mask = _mask_of(info, key)
+        mask = _key_mask(info, key)
         if mask is not None:
             for row in np.flatnonzero(mask).tolist():
-                owns[row][key] = _own(key, value, row)
-    return owns
+                infos[row][key] = _row_value(key, value, row)
+    return infos
 
 
-def _copied(info: dict[str, Any]) -> dict[str, Any]:
-    """An info dict with arrays of its own, not those of a whole reply."""
-    return {key: _copied(value) if type(value) is dict else _copy(value) for key, value in info.items()}
+def _copied_info(info: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of an info dict, with copies of its arrays, which are views of a whole reply."""
+    return {key: _copied_info(value) if type(value) is dict else _copied(value) for key, value in info.items()}
 
 
-def _copy(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _mask_of(info: dict[str, Any], key: str) -> Any:
-    """Which rows have a key: bool `(n,)`; None if it is itself a mask."""
+def _key_mask(info: dict[str, Any], key: str) -> Any:
+    """Return which rows have a key, bool `(n,)`; None if it is itself a mask."""
     if key == "_active":
         return np.ones(len(info[key]), np.bool_)
     mask = info.get(f"_{key}")
     return mask if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else None
 
 
-def _own(key: str, value: Any, row: int) -> Any:
+def _row_value(key: str, value: Any, row: int) -> Any:
     if key == "_active":
         return bool(value[row])
-    item = info_of(value, row) if isinstance(value, dict) else value[row]
-    if type(item) is np.int64 or type(item) is np.bool_:  # mostly Python's own (a float64 is a float)
+    item = row_info(value, row) if isinstance(value, dict) else value[row]
+    if type(item) is np.int64 or type(item) is np.bool_:  # other scalars are Python's own types (a float64 is a float)
         return item.item()
-    return _copy(item)
+    return _copied(item)

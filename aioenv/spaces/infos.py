@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from aioenv import speedups
+from aioenv.speedups.attributes import read_by_c
 
 __all__ = [
     "MAX_SCHEMAS",
@@ -120,8 +121,23 @@ _FLOAT_TYPES = frozenset({float, np.float64, np.float32, np.float16})
 # C knows at most this many schemas that differ only in the shapes of arrays: where shapes vary all the time, it is no
 # use.
 _MAX_ALIKE = 4
-# A schema as C knows it (see `Gatherer.c_schemas`).
-CSchema: TypeAlias = "tuple[int, list[Any], list[Any], list[np.ndarray[Any, Any]], Callable[[bytes], dict[Any, Any]]]"
+
+
+class NumericSchema(NamedTuple):
+    """A schema that C turns into columns: all values are numbers, or arrays of fixed dtypes and shapes.
+
+    Attributes:
+        schema_id: the schema's id.
+        keys, types: of the dict, in its order.
+        templates: arrays with the dtype and shape of each value.
+        make_info: makes a dict of the bytes of its values.
+    """
+
+    schema_id: int
+    keys: list[Any]
+    types: list[Any]
+    templates: list[np.ndarray[Any, Any]]
+    make_info: Callable[[bytes], dict[Any, Any]]
 
 
 class _KnownSchema(NamedTuple):
@@ -156,7 +172,7 @@ class Gatherer:
         self._known: dict[tuple[Any, Any], _KnownSchema] = {}
         self._ids: dict[Schema, int] = {}
         self._new_schemas: list[tuple[int, Schema]] = []
-        self.c_schemas: list[CSchema] = []
+        self.c_schemas: list[NumericSchema] = []
         self._expected: _KnownSchema | None = None  # all float scalars: a whole batch is compared with it first
 
     def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], rows: Sequence[int]) -> list[ColumnGroup]:
@@ -259,7 +275,7 @@ class Gatherer:
         else:
             return
         make_info = partial(_info_of_bytes, known, templates)
-        self.c_schemas.append((known.schema_id, known.keys, known.types, templates, make_info))
+        self.c_schemas.append(NumericSchema(known.schema_id, known.keys, known.types, templates, make_info))
 
     def take_new_schemas(self) -> list[tuple[int, Schema]]:
         """Return the schemas that were not sent to the parent yet, with their ids."""
@@ -393,6 +409,7 @@ _log = logging.getLogger("aioenv")
 _OBJECT = np.dtype(object)
 
 
+@read_by_c
 class SchemaTable:
     """The schemas of one worker, by the ids that it uses.
 
@@ -523,13 +540,20 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     return infos
 
 
-# A key, the key of its mask, its dtype (None: float64 without a shape), and its shape.
-_Name: TypeAlias = tuple[Any, str, Any, tuple[int, ...]]
+class ColumnName(NamedTuple):
+    """The keys of a column in the merged info dict, and its dtype (None: float64 scalars) and shape."""
+
+    key: Any
+    mask_key: str
+    dtype: Any
+    shape: tuple[int, ...]
+
+
 # By the identity of the schema: hashing it takes longer than its use. C merges schemas that have names here.
-_named: dict[int, tuple[Schema, tuple[_Name, ...] | None]] = {}
+_named: dict[int, tuple[Schema, tuple[ColumnName, ...] | None]] = {}
 
 
-def _names(schema: Schema) -> tuple[_Name, ...] | None:
+def _names(schema: Schema) -> tuple[ColumnName, ...] | None:
     """Return the names of all columns; None if C can't merge them."""
     known, names = _named.get(id(schema), (None, None))
     if known is not schema:
@@ -541,12 +565,13 @@ def _names(schema: Schema) -> tuple[_Name, ...] | None:
     return names
 
 
-def _name(column: Column) -> _Name:
+def _name(column: Column) -> ColumnName:
     key = column.path[0]
-    return key, f"_{key}", None if column.dtype == np.float64 and not column.shape else column.dtype, column.shape
+    dtype = None if column.dtype == np.float64 and not column.shape else column.dtype
+    return ColumnName(key, f"_{key}", dtype, column.shape)
 
 
-def _name_rows(names: Iterable[_Name], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _name_rows(names: Iterable[ColumnName], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Name the rows of a float64 table and its masks: the values and masks of keys."""
     infos: dict[str, Any] = {}
     for (key, mask_key, dtype, _), values, mask in zip(names, table, masks, strict=True):
@@ -557,7 +582,7 @@ def _name_rows(names: Iterable[_Name], table: np.ndarray[Any, Any], masks: np.nd
 
 def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
     """Merge tables whose rows have different keys; return None if a key has two dtypes."""
-    keys: dict[Any, tuple[int, _Name]] = {}  # with its row in the table
+    keys: dict[Any, tuple[int, ColumnName]] = {}  # with its row in the table
     places: dict[int, Any] = {}  # by schema: the rows of its columns
     for part in parts:
         schema = part.schema

@@ -12,28 +12,27 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#include "shared.h"
+
 /* ------------------------------------------------------------ objects of Python */
 
 extern PyObject *zlib_crc32, *numpy_array, *numpy_zeros, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
 extern PyObject *float64_dtype, *int64_dtype, *bool_dtype, *tuple_new;
 
-/* The attributes that C looks at. */
-#define NAMES(name)                                                                                                    \
-    name(abandoned) name(arrived) name(astype) name(chain) name(copy) name(decoder) name(done) name(encoder)           \
-    name(error) name(fast_channel) name(fast_reply) name(fd) name(feed) name(frames) name(generation) name(itemsize)   \
-    name(member) name(next_id) name(open) name(pending) name(request_id) name(requests) name(schemas)                  \
-    name(send_later) name(set_result) name(slots) name(start) name(stop) name(unsent) name(waiting) name(worker)       \
-    name(_head) name(_header) name(_schemas) name(_spill) name(_wanted)
 #define DECLARE(name) extern PyObject *str_##name;
 NAMES(DECLARE)
 #undef DECLARE
 
 /* References to what was looked at. What could not be got is NULL, with an exception, and so is all that is asked after
  * that. */
+enum { MAX_HELD = 24 };
 typedef struct {
     int count;
-    PyObject *objects[24];
+    PyObject *objects[MAX_HELD];
 } Held;
+
+/* Takes a new reference, which may be NULL; an exception if there is no room. */
+PyObject *hold(Held *held, PyObject *object);
 
 PyObject *look_up(Held *held, PyObject *of, PyObject *name);
 void let_go(Held *held);
@@ -51,8 +50,7 @@ PyObject *crc_of(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 
 /* ------------------------------------------------------------ frames.c */
 
-enum { HEADER_BYTES = 28, OWN_CRC = 24, KIND_STEP = 5, KIND_RESULT = 8, MAX_BUFFERS = 128 };
-static const Py_ssize_t MAX_FIXED = (Py_ssize_t)1 << 31, MAX_TAIL = (Py_ssize_t)1 << 30;
+enum { MAX_BUFFERS = 128 };
 
 uint32_t word_at(const uint8_t *from);
 
@@ -121,11 +119,6 @@ PyObject *tail_of(const Columns *columns);                          /* as `wire.
 void end_columns(Columns *columns);
 
 /* ------------------------------------------------------------ columns.c, merge.c */
-
-/* What a `Columns`, a `Schema` and a `Column` are made of. */
-enum { POSITIONS, SCHEMA, VALUES, COLUMNS_PARTS };
-enum { ITS_COLUMNS, FLOATS, BY_ROW, SCHEMA_PARTS };
-enum { ITS_PATH, ITS_DTYPE, ITS_SHAPE, IS_DICT, IS_PYTHON, IS_APART, COLUMN_PARTS };
 
 int is_tuple_of(PyObject *object, Py_ssize_t size);
 int is_schema(PyObject *object); /* and not merged by row alone */

@@ -7,11 +7,11 @@ int is_tuple_of(PyObject *object, Py_ssize_t size) {
 }
 
 int is_schema(PyObject *schema) {
-    return is_tuple_of(schema, SCHEMA_PARTS) && PyTuple_CheckExact(PyTuple_GET_ITEM(schema, ITS_COLUMNS)) &&
-           PyTuple_GET_ITEM(schema, BY_ROW) == Py_False;
+    return is_tuple_of(schema, SCHEMA_FIELDS) && PyTuple_CheckExact(PyTuple_GET_ITEM(schema, SCHEMA_COLUMNS)) &&
+           PyTuple_GET_ITEM(schema, SCHEMA_BY_ROW) == Py_False;
 }
 
-int is_of_floats(PyObject *schema) { return PyTuple_GET_ITEM(schema, FLOATS) == Py_True; }
+int is_of_floats(PyObject *schema) { return PyTuple_GET_ITEM(schema, SCHEMA_FLOATS) == Py_True; }
 
 int view_numbers(PyObject *array, int axes, const char *formats, Py_buffer *view) {
     if (Py_TYPE(array) != (PyTypeObject *)numpy_array ||
@@ -39,8 +39,6 @@ PyObject *zeros(PyObject *shape, PyObject *dtype, Py_buffer *view) {
         Py_CLEAR(array);
     return array;
 }
-
-enum { TAIL_HEAD = 5, GROUP_HEAD = 16 };
 
 /* A part of an exchange. */
 typedef struct {
@@ -104,11 +102,11 @@ static PyObject *positions_of(const Share *share, const uint8_t *rows, Py_ssize_
 /* How many bytes so many rows of a column take; -1 if they are more than `most`, or it has no dtype, or with an
  * exception. */
 static Py_ssize_t bytes_of(PyObject *column, Py_ssize_t rows, Py_ssize_t most) {
-    if (!is_tuple_of(column, COLUMN_PARTS) || PyTuple_GET_ITEM(column, ITS_DTYPE) == Py_None ||
-        !PyTuple_CheckExact(PyTuple_GET_ITEM(column, ITS_SHAPE)) || PyTuple_GET_ITEM(column, IS_APART) != Py_False)
+    if (!is_tuple_of(column, COLUMN_FIELDS) || PyTuple_GET_ITEM(column, COLUMN_DTYPE) == Py_None ||
+        !PyTuple_CheckExact(PyTuple_GET_ITEM(column, COLUMN_SHAPE)) || PyTuple_GET_ITEM(column, COLUMN_AS_OBJECTS) != Py_False)
         return -1;
-    PyObject *shape = PyTuple_GET_ITEM(column, ITS_SHAPE);
-    PyObject *number = PyObject_GetAttr(PyTuple_GET_ITEM(column, ITS_DTYPE), str_itemsize);
+    PyObject *shape = PyTuple_GET_ITEM(column, COLUMN_SHAPE);
+    PyObject *number = PyObject_GetAttr(PyTuple_GET_ITEM(column, COLUMN_DTYPE), str_itemsize);
     Py_ssize_t size = number == NULL ? -1 : PyLong_AsSsize_t(number);
     Py_XDECREF(number);
     int none = rows == 0;
@@ -127,9 +125,9 @@ static Py_ssize_t bytes_of(PyObject *column, Py_ssize_t rows, Py_ssize_t most) {
 static PyObject *view_column(PyObject *column, Py_ssize_t rows, PyObject *tail, Py_ssize_t *offset, Py_ssize_t end) {
     Py_ssize_t size = bytes_of(column, rows, end - *offset);
     PyObject *first = size < 0 ? NULL : Py_BuildValue("(n)", rows), *array = NULL;
-    PyObject *shape = first == NULL ? NULL : PySequence_Concat(first, PyTuple_GET_ITEM(column, ITS_SHAPE));
+    PyObject *shape = first == NULL ? NULL : PySequence_Concat(first, PyTuple_GET_ITEM(column, COLUMN_SHAPE));
     if (shape != NULL)
-        array = PyObject_CallFunction(numpy_array, "OOOn", shape, PyTuple_GET_ITEM(column, ITS_DTYPE), tail, *offset);
+        array = PyObject_CallFunction(numpy_array, "OOOn", shape, PyTuple_GET_ITEM(column, COLUMN_DTYPE), tail, *offset);
     *offset += size;
     Py_XDECREF(first);
     Py_XDECREF(shape);
@@ -138,7 +136,7 @@ static PyObject *view_column(PyObject *column, Py_ssize_t rows, PyObject *tail, 
 
 /* The columns of a schema, likewise: one table if they are floats, else a list. */
 static PyObject *view_columns(PyObject *schema, Py_ssize_t rows, PyObject *tail, Py_ssize_t *offset, Py_ssize_t end) {
-    PyObject *columns = PyTuple_GET_ITEM(schema, ITS_COLUMNS);
+    PyObject *columns = PyTuple_GET_ITEM(schema, SCHEMA_COLUMNS);
     Py_ssize_t count = PyTuple_GET_SIZE(columns), at = *offset;
     if (is_of_floats(schema)) {
         *offset += 8 * count * rows;
@@ -171,7 +169,7 @@ static PyObject *read_group(const Share *share, PyObject *tail, const Py_buffer 
     Py_XDECREF(number);
     uint64_t said = word_at(head + 8) | (uint64_t)word_at(head + 12) << 32;
     if (schema == NULL || !is_schema(schema) || row_bytes > left || said > (uint64_t)(left - row_bytes) ||
-        PyTuple_GET_SIZE(PyTuple_GET_ITEM(schema, ITS_COLUMNS)) > MAX_KEYS)
+        PyTuple_GET_SIZE(PyTuple_GET_ITEM(schema, SCHEMA_COLUMNS)) > MAX_KEYS)
         return NULL;
     Py_INCREF(schema); /* whoever else has it may let go of it */
     *offset += GROUP_HEAD + row_bytes;
@@ -181,7 +179,7 @@ static PyObject *read_group(const Share *share, PyObject *tail, const Py_buffer 
     if (positions != NULL)
         values = view_columns(schema, rows, tail, offset, end);
     if (values != NULL && *offset == end)
-        three = PyTuple_Pack(COLUMNS_PARTS, positions, schema, values);
+        three = PyTuple_Pack(COLUMNS_FIELDS, positions, schema, values);
     if (three != NULL)
         columns = PyObject_CallFunctionObjArgs(tuple_new, kind, three, NULL);
     Py_DECREF(schema);
@@ -193,7 +191,7 @@ static PyObject *read_group(const Share *share, PyObject *tail, const Py_buffer 
 
 /* All groups of a tail, a list; NULL if one is not as it should be, or with an exception. */
 static PyObject *read_groups(const Share *share, PyObject *tail, const Py_buffer *view, PyObject *kind) {
-    Py_ssize_t offset = TAIL_HEAD;
+    Py_ssize_t offset = COLUMNS_HEAD;
     PyObject *groups = PyList_New(0);
     for (uint32_t count = word_at((const uint8_t *)view->buf + 1); groups != NULL && count; count--) {
         PyObject *group = read_group(share, tail, view, &offset, kind);
@@ -212,7 +210,7 @@ static int view_tail(PyObject *tail, Py_buffer *view) {
         PyErr_Clear();
         return 0;
     }
-    if (view->ndim == 1 && !strcmp(view->format, "B") && view->len >= TAIL_HEAD && *(const char *)view->buf == 'I')
+    if (view->ndim == 1 && !strcmp(view->format, "B") && view->len >= COLUMNS_HEAD && *(const char *)view->buf == COLUMNS_TAG)
         return 1;
     PyBuffer_Release(view);
     return 0;

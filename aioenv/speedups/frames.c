@@ -5,10 +5,10 @@
 #include <sched.h>
 #include <time.h>
 
-static const uint8_t MAGIC[2] = {0xa1, 0x0e}, VERSION = 1;
+static const uint8_t MAGIC[] = {MAGIC_BYTES};
 
 /* The CRC of a header, after one whose CRC was `chain`. */
-static int chain_on(const uint8_t *head, uint32_t *chain) { return add_to_crc(head, OWN_CRC, chain); }
+static int chain_on(const uint8_t *head, uint32_t *chain) { return add_to_crc(head, AT_CRC, chain); }
 
 static void put_word(uint8_t *to, uint32_t number) {
     for (int i = 0; i < 4; i++)
@@ -38,17 +38,17 @@ void release_buffers(Buffers *buffers) {
 
 int put_head_before(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t request, uint32_t generation,
                     Py_ssize_t size, Py_ssize_t tail, uint32_t body, uint32_t *chain) {
-    memcpy(head, MAGIC, 2);
-    head[2] = VERSION;
-    head[3] = (uint8_t)kind;
-    put_word(head + 4, request);
-    put_word(head + 8, generation);
-    put_word(head + 12, (uint32_t)size);
-    put_word(head + 16, (uint32_t)tail);
-    put_word(head + 20, body);
+    memcpy(head, MAGIC, sizeof MAGIC);
+    head[AT_VERSION] = VERSION;
+    head[AT_KIND] = (uint8_t)kind;
+    put_word(head + AT_REQUEST, request);
+    put_word(head + AT_GENERATION, generation);
+    put_word(head + AT_FIXED, (uint32_t)size);
+    put_word(head + AT_PAYLOAD, (uint32_t)tail);
+    put_word(head + AT_BODY_CRC, body);
     if (chain_on(head, chain) < 0)
         return -1;
-    put_word(head + OWN_CRC, *chain);
+    put_word(head + AT_CRC, *chain);
     memmove(buffers->parts + 1, buffers->parts, (size_t)buffers->count * sizeof *buffers->parts);
     buffers->parts[0] = (struct iovec){head, HEADER_BYTES};
     return 0;
@@ -89,7 +89,7 @@ PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) 
         if (add_to_crc(view->buf, view->len, &body) < 0)
             goto done;
     }
-    if (size > MAX_FIXED || tail > MAX_TAIL) {
+    if (size > MAX_FIXED || tail > MAX_PAYLOAD) {
         result = Py_NewRef(Py_None);
         goto done;
     }
@@ -116,12 +116,12 @@ done:
     return result;
 }
 
-uint32_t tail_size(const Buffers *buffers) { return word_at((const uint8_t *)buffers->views[0].buf + 16); }
+uint32_t tail_size(const Buffers *buffers) { return word_at((const uint8_t *)buffers->views[0].buf + AT_PAYLOAD); }
 
 int is_in_order(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const uint8_t *tail, Py_ssize_t tail_bytes) {
     const uint8_t *head = buffers->views[0].buf;
     uint32_t body = 0;
-    if (memcmp(head, MAGIC, 2) || head[2] != VERSION)
+    if (memcmp(head, MAGIC, sizeof MAGIC) || head[AT_VERSION] != VERSION)
         return 0;
     for (int i = 1; size; i++) {
         const Py_buffer *view = &buffers->views[i];
@@ -132,16 +132,16 @@ int is_in_order(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const u
     }
     if (add_to_crc(tail, tail_bytes, &body) < 0 || chain_on(head, &chain) < 0)
         return -1;
-    return body == word_at(head + 20) && chain == word_at(head + OWN_CRC);
+    return body == word_at(head + AT_BODY_CRC) && chain == word_at(head + AT_CRC);
 }
 
 int is_sound(uint32_t chain, const uint8_t *head, const uint8_t *body, Py_ssize_t size) {
     uint32_t crc = 0;
-    if (memcmp(head, MAGIC, 2) || head[2] != VERSION)
+    if (memcmp(head, MAGIC, sizeof MAGIC) || head[AT_VERSION] != VERSION)
         return 0;
     if (add_to_crc(body, size, &crc) < 0 || chain_on(head, &chain) < 0)
         return -1;
-    return crc == word_at(head + 20) && chain == word_at(head + OWN_CRC);
+    return crc == word_at(head + AT_BODY_CRC) && chain == word_at(head + AT_CRC);
 }
 
 int begins_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t *more) {
@@ -150,7 +150,7 @@ int begins_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ss
     Py_ssize_t size = 0;
     for (int i = 1; i < buffers->count - 1; i++)
         size += buffers->views[i].len;
-    if (count < HEADER_BYTES + size || word_at(head + 12) != (size_t)size)
+    if (count < HEADER_BYTES + size || word_at(head + AT_FIXED) != (size_t)size)
         return 0;
     uint32_t tail = tail_size(buffers);
     *more = count - HEADER_BYTES - size - tail;
@@ -205,10 +205,10 @@ PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     }
     if (whole) {
         const uint8_t *head = buffers.views[0].buf;
-        result = Py_BuildValue("(ikkkkkk)", head[3], (unsigned long)word_at(head + 4),
-                               (unsigned long)word_at(head + 8), (unsigned long)word_at(head + 12),
-                               (unsigned long)word_at(head + 16), (unsigned long)word_at(head + 20),
-                               (unsigned long)word_at(head + OWN_CRC));
+        result = Py_BuildValue("(ikkkkkk)", head[AT_KIND], (unsigned long)word_at(head + AT_REQUEST),
+                               (unsigned long)word_at(head + AT_GENERATION), (unsigned long)word_at(head + AT_FIXED),
+                               (unsigned long)word_at(head + AT_PAYLOAD), (unsigned long)word_at(head + AT_BODY_CRC),
+                               (unsigned long)word_at(head + AT_CRC));
     } else {
         result = PyLong_FromSsize_t(count);
     }

@@ -4,7 +4,6 @@
 #include "c.h"
 
 /* What a `Gatherer` knows of a sort of dict. */
-enum { NUMBER, KEYS, TYPES, LIKE, MAKE, PARTS };
 
 /* How a value is copied: as a number of Python's, or as whatever lies in its memory. */
 enum { A_FLOAT, AN_INT, A_BOOL, MEMORY };
@@ -19,13 +18,13 @@ static const Py_ssize_t MAX_GROUP_BYTES = (Py_ssize_t)1 << 26;
 
 static PyObject *part_of(PyObject *sort, int part) { return PyTuple_GET_ITEM(sort, part); }
 
-static Py_ssize_t keys_of(PyObject *sort) { return PyList_GET_SIZE(part_of(sort, KEYS)); }
+static Py_ssize_t keys_of(PyObject *sort) { return PyList_GET_SIZE(part_of(sort, KNOWN_KEYS)); }
 
 static int is_sort(PyObject *sort) {
     uint32_t number;
-    if (!PyTuple_Check(sort) || PyTuple_GET_SIZE(sort) != PARTS || as_word(part_of(sort, NUMBER), &number))
+    if (!PyTuple_Check(sort) || PyTuple_GET_SIZE(sort) != KNOWN_FIELDS || as_word(part_of(sort, KNOWN_SCHEMA_ID), &number))
         return 0;
-    for (int part = KEYS; part <= LIKE; part++)
+    for (int part = KNOWN_KEYS; part <= KNOWN_TEMPLATES; part++)
         if (!PyList_CheckExact(part_of(sort, part)) || PyList_GET_SIZE(part_of(sort, part)) != keys_of(sort))
             return 0;
     return keys_of(sort) <= MAX_KEYS;
@@ -33,7 +32,7 @@ static int is_sort(PyObject *sort) {
 
 /* Whether a dict has the keys of a sort, in its order, and the types of its values. */
 static int has_types(PyObject *sort, PyObject *info) {
-    PyObject *keys = part_of(sort, KEYS), *types = part_of(sort, TYPES), *key, *value;
+    PyObject *keys = part_of(sort, KNOWN_KEYS), *types = part_of(sort, KNOWN_TYPES), *key, *value;
     if (keys_of(sort) != PyDict_GET_SIZE(info) || PyList_GET_SIZE(types) != keys_of(sort))
         return 0;
     for (Py_ssize_t place = 0, i = 0; PyDict_Next(info, &place, &key, &value); i++) {
@@ -126,14 +125,14 @@ static int begin_group(InfoGroup *group, PyObject *sort, Py_ssize_t rows) {
     int takes = group->items != NULL;
     while (takes && group->keys < keys) {
         InfoItem *item = &group->items[group->keys];
-        PyObject *like = PyList_GET_ITEM(part_of(sort, LIKE), group->keys);
+        PyObject *like = PyList_GET_ITEM(part_of(sort, KNOWN_TEMPLATES), group->keys);
         takes = Py_TYPE(like) == (PyTypeObject *)numpy_array &&
                 PyObject_GetBuffer(like, &item->like, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) == 0;
         if (!takes)
             break;
         group->keys++;
         group->row_bytes += item->like.len;
-        item->how = how_to_copy(PyList_GET_ITEM(part_of(sort, TYPES), group->keys - 1), &item->like);
+        item->how = how_to_copy(PyList_GET_ITEM(part_of(sort, KNOWN_TYPES), group->keys - 1), &item->like);
         takes = item->how >= 0 && group->row_bytes <= MAX_GROUP_BYTES / (rows + 1);
     }
     PyErr_Clear();
@@ -171,7 +170,7 @@ int note_columns(Columns *columns, PyObject *info, Py_ssize_t row) {
 static PyObject *dict_of(const InfoGroup *group, Py_ssize_t index) {
     const char *from = group->values + index * group->row_bytes;
     PyObject *bytes = PyBytes_FromStringAndSize(from, group->row_bytes);
-    PyObject *info = bytes == NULL ? NULL : PyObject_CallOneArg(part_of(group->sort, MAKE), bytes);
+    PyObject *info = bytes == NULL ? NULL : PyObject_CallOneArg(part_of(group->sort, KNOWN_MAKE_INFO), bytes);
     Py_XDECREF(bytes);
     return info;
 }
@@ -217,13 +216,13 @@ PyObject *tail_of(const Columns *columns) {
     if (tail == NULL || !size)
         return tail;
     char *to = PyBytes_AS_STRING(tail);
-    *to++ = 'I';
+    *to++ = COLUMNS_TAG;
     to = put_number(to, (uint64_t)columns->count, 4);
     for (int i = 0; i < columns->count; i++) {
         const InfoGroup *group = &columns->groups[i];
         int all = group->used == columns->rows;
         uint32_t number = 0;
-        as_word(part_of(group->sort, NUMBER), &number);
+        as_word(part_of(group->sort, KNOWN_SCHEMA_ID), &number);
         to = put_number(to, number, 4);
         to = put_number(to, all ? UINT32_MAX : (uint64_t)group->used, 4);
         to = put_number(to, (uint64_t)(group->used * group->row_bytes), 8);

@@ -5,7 +5,7 @@
 enum { MAX_KINDS = 16 };
 
 /* What a `merge._Name` is made of. */
-enum { KEY, MASK_KEY, DTYPE, SHAPE, NAME_PARTS };
+
 
 /* A schema, the names of its columns, and their numbers among all keys. */
 typedef struct {
@@ -22,9 +22,9 @@ typedef struct {
 
 /* Whether a name stands for the same key, dtype and shape as another; 0 if not, -1 if it is the same key of others. */
 static int is_same(PyObject *name, PyObject *other) {
-    if (PyObject_RichCompareBool(PyTuple_GET_ITEM(name, KEY), PyTuple_GET_ITEM(other, KEY), Py_EQ) != 1)
+    if (PyObject_RichCompareBool(PyTuple_GET_ITEM(name, NAME_KEY), PyTuple_GET_ITEM(other, NAME_KEY), Py_EQ) != 1)
         return 0;
-    for (int part = DTYPE; part <= SHAPE; part++) {
+    for (int part = NAME_DTYPE; part <= NAME_SHAPE; part++) {
         PyObject *one = PyTuple_GET_ITEM(name, part), *two = PyTuple_GET_ITEM(other, part);
         if (one != two && (one == Py_None || two == Py_None || PyObject_RichCompareBool(one, two, Py_EQ) != 1))
             return -1; /* numpy takes None for a dtype */
@@ -34,8 +34,8 @@ static int is_same(PyObject *name, PyObject *other) {
 
 /* The number of a name, which may be a new one; -1 if it has none. */
 static int row_of(Merged *merged, PyObject *name) {
-    if (!is_tuple_of(name, NAME_PARTS) || !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, KEY)) ||
-        !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, MASK_KEY)) || !PyTuple_CheckExact(PyTuple_GET_ITEM(name, SHAPE)))
+    if (!is_tuple_of(name, NAME_FIELDS) || !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, NAME_KEY)) ||
+        !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, NAME_MASK_KEY)) || !PyTuple_CheckExact(PyTuple_GET_ITEM(name, NAME_SHAPE)))
         return -1;
     for (int row = 0; row < merged->count; row++) {
         int same = is_same(name, merged->names[row]);
@@ -50,9 +50,9 @@ static int row_of(Merged *merged, PyObject *name) {
 
 /* What is known of a part's schema; NULL if Python has not named its columns. */
 static const Kind *kind_of(Merged *merged, PyObject *part, PyObject *named) {
-    if (!is_tuple_of(part, COLUMNS_PARTS))
+    if (!is_tuple_of(part, COLUMNS_FIELDS))
         return NULL;
-    PyObject *schema = PyTuple_GET_ITEM(part, SCHEMA);
+    PyObject *schema = PyTuple_GET_ITEM(part, COLUMNS_SCHEMA);
     for (int i = 0; i < merged->kinds; i++)
         if (merged->of[i].schema == schema)
             return &merged->of[i];
@@ -156,8 +156,8 @@ static int put_arrays(PyObject *arrays, const Kind *kind, Py_ssize_t start, cons
 
 static int put_part(PyObject *part, const Kind *kind, Py_ssize_t size, const Target *targets) {
     Py_buffer at = {.buf = NULL, .obj = NULL};
-    Py_ssize_t start = 0, count = find_rows(PyTuple_GET_ITEM(part, POSITIONS), size, &start, &at);
-    PyObject *values = PyTuple_GET_ITEM(part, VALUES);
+    Py_ssize_t start = 0, count = find_rows(PyTuple_GET_ITEM(part, COLUMNS_POSITIONS), size, &start, &at);
+    PyObject *values = PyTuple_GET_ITEM(part, COLUMNS_VALUES);
     int fits = count >= 0;
     if (fits)
         fits = (is_of_floats(kind->schema) ? put_table : put_arrays)(values, kind, start, &at, count, targets);
@@ -167,9 +167,9 @@ static int put_part(PyObject *part, const Kind *kind, Py_ssize_t size, const Tar
 
 /* An array of a key's own; -1: exception. */
 static int make_target(PyObject *name, Py_ssize_t size, Target *target) {
-    PyObject *dtype = PyTuple_GET_ITEM(name, DTYPE);
+    PyObject *dtype = PyTuple_GET_ITEM(name, NAME_DTYPE);
     PyObject *first = Py_BuildValue("(n)", size);
-    PyObject *shape = first == NULL ? NULL : PySequence_Concat(first, PyTuple_GET_ITEM(name, SHAPE));
+    PyObject *shape = first == NULL ? NULL : PySequence_Concat(first, PyTuple_GET_ITEM(name, NAME_SHAPE));
     Py_XDECREF(first);
     target->array = zeros(shape, dtype == Py_None ? float64_dtype : dtype, &target->view);
     if (target->array == NULL)
@@ -184,12 +184,12 @@ static int make_target(PyObject *name, Py_ssize_t size, Target *target) {
 static int put_row(PyObject *infos, PyObject *name, const Target *target, PyObject *table, PyObject *masks,
                    Py_ssize_t row) {
     PyObject *values = target->array != NULL ? Py_NewRef(target->array) : PySequence_GetItem(table, row);
-    PyObject *mask = PySequence_GetItem(masks, row), *dtype = PyTuple_GET_ITEM(name, DTYPE);
+    PyObject *mask = PySequence_GetItem(masks, row), *dtype = PyTuple_GET_ITEM(name, NAME_DTYPE);
     if (values != NULL && mask != NULL && target->array == NULL && dtype != Py_None)
         Py_SETREF(values, PyObject_CallMethodOneArg(values, str_astype, dtype));
     int failed = values == NULL || mask == NULL ||
-                 PyDict_SetItem(infos, PyTuple_GET_ITEM(name, KEY), values) < 0 ||
-                 PyDict_SetItem(infos, PyTuple_GET_ITEM(name, MASK_KEY), mask) < 0;
+                 PyDict_SetItem(infos, PyTuple_GET_ITEM(name, NAME_KEY), values) < 0 ||
+                 PyDict_SetItem(infos, PyTuple_GET_ITEM(name, NAME_MASK_KEY), mask) < 0;
     Py_XDECREF(values);
     Py_XDECREF(mask);
     return failed ? -1 : 0;

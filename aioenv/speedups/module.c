@@ -8,11 +8,19 @@ PyObject *float64_dtype, *int64_dtype, *bool_dtype, *tuple_new;
 #define DEFINE(name) PyObject *str_##name;
 NAMES(DEFINE)
 
+PyObject *hold(Held *held, PyObject *object) {
+    if (object == NULL)
+        return NULL;
+    if (held->count == MAX_HELD) {
+        Py_DECREF(object);
+        PyErr_SetString(PyExc_SystemError, "aioenv.speedups: more references than there is room for");
+        return NULL;
+    }
+    return held->objects[held->count++] = object;
+}
+
 PyObject *look_up(Held *held, PyObject *of, PyObject *name) {
-    PyObject *value = of == NULL || PyErr_Occurred() ? NULL : PyObject_GetAttr(of, name);
-    if (value != NULL)
-        held->objects[held->count++] = value;
-    return value;
+    return hold(held, of == NULL || PyErr_Occurred() ? NULL : PyObject_GetAttr(of, name));
 }
 
 void let_go(Held *held) {

@@ -180,31 +180,31 @@ static Expected next_reply(Held *held, PyObject *pending) {
     PyObject *value;
     if (!PyDict_CheckExact(pending) || !PyDict_Next(pending, &place, &expected.request, &value))
         return none;
-    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != PENDING_FIELDS)
         return none;
-    PyObject *count = PyTuple_GET_ITEM(value, 2);
-    expected.into = PyTuple_GET_ITEM(value, 0);
-    if (!PyList_CheckExact(expected.into) || !PyTuple_CheckExact(count) || PyTuple_GET_SIZE(count) != 4)
+    PyObject *count = PyTuple_GET_ITEM(value, PENDING_FAST_PATH);
+    expected.into = PyTuple_GET_ITEM(value, PENDING_INTO);
+    if (!PyList_CheckExact(expected.into) || !PyTuple_Check(count) || PyTuple_GET_SIZE(count) != FAST_REPLY_FIELDS)
         return none;
-    held->objects[held->count++] = Py_NewRef(expected.request);
-    held->objects[held->count++] = Py_NewRef(value);
-    expected.counted = (Counted){PyTuple_GET_ITEM(count, 0), PyTuple_GET_ITEM(count, 1), PyTuple_GET_ITEM(count, 2),
-                                 PyTuple_GET_ITEM(count, 3)};
+    if (!hold(held, Py_NewRef(expected.request)) || !hold(held, Py_NewRef(value)))
+        return none;
+    expected.counted = (Counted){PyTuple_GET_ITEM(count, FAST_REPLY_PART), PyTuple_GET_ITEM(count, FAST_REPLY_WHOLE),
+                                     PyTuple_GET_ITEM(count, FAST_REPLY_READ), PyTuple_GET_ITEM(count, FAST_REPLY_ALWAYS)};
     return look_up(held, expected.counted.whole, str_waiting) == Py_True ? expected : none;
 }
 
 /* Whether this header is of a RESULT that answers that request. */
 static int answers(const uint8_t *head, PyObject *request, uint32_t generation) {
     uint32_t asked;
-    return head[3] == KIND_RESULT && !as_word(request, &asked) && word_at(head + 4) == asked &&
-           word_at(head + 8) == generation;
+    return head[AT_KIND] == KIND_RESULT && !as_word(request, &asked) && word_at(head + AT_REQUEST) == asked &&
+           word_at(head + AT_GENERATION) == generation;
 }
 
 /* All that is done with a reply that is in order, whose arrays are where they belong. */
 static int take_reply(Held *held, PyObject *decoder, PyObject *pending, const Expected *expected, const uint8_t *head,
                       const uint8_t *tail) {
-    Py_ssize_t size = word_at(head + 16);
-    if (set_word(decoder, str_chain, word_at(head + OWN_CRC)) < 0)
+    Py_ssize_t size = word_at(head + AT_PAYLOAD);
+    if (set_word(decoder, str_chain, word_at(head + AT_CRC)) < 0)
         return -1;
     if ((expected->counted.always == Py_True || size) && read_tail(expected->counted.read, tail, size) < 0)
         return -1;
@@ -231,8 +231,8 @@ static Py_ssize_t take_next(PyObject *decoder, PyObject *requests, uint32_t gene
         size += into.views[i].len;
     }
     const uint8_t *body = from + HEADER_BYTES;
-    Py_ssize_t whole = HEADER_BYTES + size + word_at(from + 16);
-    if (word_at(from + 12) != (size_t)size || whole > count)
+    Py_ssize_t whole = HEADER_BYTES + size + word_at(from + AT_PAYLOAD);
+    if (word_at(from + AT_FIXED) != (size_t)size || whole > count)
         goto done;
     int usual = is_sound(chain, from, body, whole - HEADER_BYTES);
     if (usual == 1) { /* nothing is written into anybody's arrays before that */
@@ -298,7 +298,7 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
     if (usual == 1)
         usual = take_reply(&held, decoder, pending, &expected, head, spill);
     if (usual == 1)
-        result = take_rest(decoder, requests, generation, spill + word_at(head + 16), more);
+        result = take_rest(decoder, requests, generation, spill + word_at(head + AT_PAYLOAD), more);
     else if (usual == 0)
         result = PyLong_FromSsize_t(count);
 done:

@@ -2,11 +2,6 @@
 
 #include "c.h"
 
-/* What a service's `express` gives. */
-enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED_OF, SORTS, FIXED, RIDES, PARTS };
-
-/* The tail of a request for successive rows: see `wire.messages.dump_step`. */
-enum { RUN_BYTES = 9 };
 
 /* A request to step rows, whose observations go to a lane of shared memory, if there are several. */
 typedef struct {
@@ -15,17 +10,18 @@ typedef struct {
 } Request;
 
 static int check_plan(PyObject *plan) {
-    if (!PyTuple_Check(plan) || PyTuple_GET_SIZE(plan) != PARTS) {
+    if (!PyTuple_Check(plan) || PyTuple_GET_SIZE(plan) != FAST_PATH_FIELDS) {
         PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 13 parts");
         return -1;
     }
-    const int lists[] = {VIEWS, STEPS, RESETS, DUE, INTO, SORTS, FIXED};
+    const int lists[] = {FAST_PATH_VIEWS, FAST_PATH_STEPS, FAST_PATH_RESETS, FAST_PATH_PENDING,
+                         FAST_PATH_INTO,  FAST_PATH_SCHEMAS, FAST_PATH_FIXED};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (!PyList_CheckExact(PyTuple_GET_ITEM(plan, lists[i]))) {
             PyErr_SetString(PyExc_TypeError, "serve_express: expected lists in the plan");
             return -1;
         }
-    if (!PyDict_CheckExact(PyTuple_GET_ITEM(plan, SEEDS))) {
+    if (!PyDict_CheckExact(PyTuple_GET_ITEM(plan, FAST_PATH_SEEDS))) {
         PyErr_SetString(PyExc_TypeError, "serve_express: expected a dict of seeds in the plan");
         return -1;
     }
@@ -40,7 +36,7 @@ static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_s
         (lanes && buffers->views[1].len != 1))
         return 0;
     const Py_buffer *head = &buffers->views[0], *actions = &buffers->views[1 + lanes], *spill = actions + 1;
-    Py_ssize_t size = (Py_ssize_t)word_at((const uint8_t *)head->buf + 12) - lanes, each = actions->len / rows;
+    Py_ssize_t size = (Py_ssize_t)word_at((const uint8_t *)head->buf + AT_FIXED) - lanes, each = actions->len / rows;
     if (!each || actions->len % rows || size < 0 || size % each || size >= actions->len ||
         count != HEADER_BYTES + lanes + size + RUN_BYTES)
         return 0;
@@ -50,7 +46,7 @@ static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_s
     memcpy(tail + (here - size), spill->buf, (size_t)over);
     request->first = word_at(tail + 1);
     request->count = word_at(tail + 5);
-    if (tail[0] != 'R' || !request->count || request->count != size / each || request->first + request->count > rows)
+    if (tail[0] != RUN_TAG || !request->count || request->count != size / each || request->first + request->count > rows)
         return 0;
     return is_in_order(chain, buffers, lanes + size, tail, RUN_BYTES);
 }
@@ -112,7 +108,7 @@ static int give_back(Rest *rest, PyObject *decoder) {
 static Py_ssize_t length_of(const uint8_t *head, Py_ssize_t count) {
     if (count < HEADER_BYTES)
         return count;
-    uint64_t whole = (uint64_t)HEADER_BYTES + word_at(head + 12) + word_at(head + 16);
+    uint64_t whole = (uint64_t)HEADER_BYTES + word_at(head + AT_FIXED) + word_at(head + AT_PAYLOAD);
     return whole < (uint64_t)count ? (Py_ssize_t)whole : count;
 }
 
@@ -120,7 +116,7 @@ static Py_ssize_t length_of(const uint8_t *head, Py_ssize_t count) {
  * was read; -1: exception. What came behind a plain step is the rest, and read next. */
 static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows, Py_ssize_t *count, Request *request,
                      Rest *rest) {
-    PyObject *views = PyTuple_GET_ITEM(plan, VIEWS), *lanes = PyTuple_GET_ITEM(plan, INTO);
+    PyObject *views = PyTuple_GET_ITEM(plan, FAST_PATH_VIEWS), *lanes = PyTuple_GET_ITEM(plan, FAST_PATH_INTO);
     Held held = {.count = 0};
     Buffers buffers = {.count = 0};
     uint32_t chain;
@@ -146,12 +142,12 @@ static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows,
         usual = is_run(its, chain, &buffers, rows, request);
     if (usual == 1 && buffers.count > 3)
         request->lane = *(const uint8_t *)buffers.views[1].buf;
-    if (usual == 1 && (head[3] != KIND_STEP || request->lane >= PyList_GET_SIZE(lanes)))
+    if (usual == 1 && (head[AT_KIND] != KIND_STEP || request->lane >= PyList_GET_SIZE(lanes)))
         usual = 0;
     if (usual == 1) {
-        request->id = word_at(head + 4);
-        request->generation = word_at(head + 8);
-        if (set_word(decoder, str_chain, word_at(head + OWN_CRC)) < 0 ||
+        request->id = word_at(head + AT_REQUEST);
+        request->generation = word_at(head + AT_GENERATION);
+        if (set_word(decoder, str_chain, word_at(head + AT_CRC)) < 0 ||
             (its < *count && keep(rest, &buffers, (size_t)its, (size_t)*count) < 0))
             usual = -1;
     }
@@ -234,8 +230,8 @@ static PyObject *listed(PyObject *actions, Py_ssize_t count, int all) {
 /* What travels of these rows, a list. */
 static PyObject *fixed_of(PyObject *plan, const Request *request, int all) {
     if (all)
-        return Py_NewRef(PyTuple_GET_ITEM(plan, FIXED));
-    PyObject *callable = PyTuple_GET_ITEM(plan, FIXED_OF);
+        return Py_NewRef(PyTuple_GET_ITEM(plan, FAST_PATH_FIXED));
+    PyObject *callable = PyTuple_GET_ITEM(plan, FAST_PATH_FIXED_OF);
     PyObject *first = PyLong_FromSsize_t(request->first), *count = PyLong_FromSsize_t(request->count);
     PyObject *arguments[] = {first, count};
     PyObject *fixed = first == NULL || count == NULL ? NULL : PyObject_Vectorcall(callable, arguments, 2, NULL);
@@ -275,7 +271,7 @@ static PyObject *serve(PyObject *const *args, Rest *rest) {
     PyObject *decoder = args[2], *encoder = args[3], *plan = args[4];
     if (PyErr_Occurred() || check_plan(plan) < 0)
         return NULL;
-#define PLAN(part) PyTuple_GET_ITEM(plan, part)
+#define PLAN(part) PyTuple_GET_ITEM(plan, FAST_PATH_##part)
     long at_end = PyLong_AsLong(PLAN(AT_END));
     if (PyErr_Occurred())
         return NULL;
@@ -298,8 +294,8 @@ static PyObject *serve(PyObject *const *args, Rest *rest) {
             Py_XDECREF(actions);
             return NULL;
         }
-        Columns columns = {.sorts = PLAN(SORTS), .rows = request.count, .last = -1};
-        Stepping stepping = {request.first, actions, PLAN(STEPS), PLAN(RESETS), PLAN(DUE), PLAN(SEEDS),
+        Columns columns = {.sorts = PLAN(SCHEMAS), .rows = request.count, .last = -1};
+        Stepping stepping = {request.first, actions, PLAN(STEPS), PLAN(RESETS), PLAN(PENDING), PLAN(SEEDS),
                              PLAN(MARK),    infos,   into,        &columns,     at_end};
         Stopped stopped;
         if (step_from(request.first, &stepping, &stopped) < 0) /* an env has taken its worker apart: the step fails */
@@ -307,7 +303,7 @@ static PyObject *serve(PyObject *const *args, Rest *rest) {
         Py_DECREF(into);
         int more = stopped.row < request.first + request.count || PyList_GET_SIZE(infos);
         if (!more) { /* no env is stepped any more */
-            int all_told = clear_mark(PLAN(MARK)) < 0 ? -1 : let_ride(PLAN(RIDES), &request);
+            int all_told = clear_mark(PLAN(MARK)) < 0 ? -1 : let_ride(PLAN(WRITE_EXTRAS), &request);
             if (all_told < 0)
                 stopped = (Stopped){.row = -1, .outcome = caught()};
             more = all_told < 1;

@@ -1,1 +1,1 @@
-"""The MuJoCo model and state that images are drawn from, of one env or of many; and what was changed in models."""
+"""The state of envs: snapshots, checkpoints, edits of MuJoCo models, and what images are drawn from."""

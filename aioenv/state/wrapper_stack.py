@@ -31,7 +31,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
     },
     "gymnasium.wrappers.transform_reward.ClipReward": (),
     "aioenv.rendering.pixels.PixelObservation": (),
-    "aioenv.adapters.episodes.CountInnerEpisodes": ("counted_return", "counted_length"),  # nor its time of day
+    "aioenv.adapters.sb3_worker.CountInnerEpisodes": ("counted_return", "counted_length"),  # nor its time of day
 }
 # wrappers that are stateless if their function is
 _BY_FUNCTION = {

@@ -1,4 +1,4 @@
-"""Statistics that workers and parent share, and wrappers that normalize by them."""
+"""Statistics: of samples and episode numbers that workers and parent share, and of the episodes of a vector env."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _HOME = {
     **dict.fromkeys(("SharedRunningStats", "SlotStats"), "running"),
 }
 
-if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
+if not TYPE_CHECKING:  # with it type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
-        # each when it is asked for: every worker imports something from here, and most need no more
+        # lazily: every worker imports this package, and most need only a part
         if name not in _HOME:
             raise AttributeError(f"module 'aioenv.stats' has no attribute {name!r}")
         value = getattr(importlib.import_module(f"aioenv.stats.{_HOME[name]}"), name)

@@ -1,7 +1,7 @@
-"""Statistics of episodes: steps are reduced to episodes, episodes to epochs. Pure numpy, in the parent.
+"""`EpisodeStats`: reduces steps to episodes, and episodes to epochs. Pure numpy, in the parent.
 
-An episode counts when it has ended, as a whole. One that was dropped on the way (by a reset, a fault, a state that was
-set) never does, and neither does what it had gathered: the next one begins at nothing.
+An episode counts when it has ended, as a whole. An episode that is cut short (by a reset, a fault, or a state that is
+set) never counts, and its values are dropped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["Ended", "EpisodeEvent", "EpisodeStats", "EpochStats", "StatsWriter"]
 _log = logging.getLogger("aioenv.stats")
 
 Slots = npt.NDArray[np.int64]
-_Word = Literal["sum", "mean", "std", "min", "max", "median", "count", "first", "last"]
-Reducer = _Word | Callable[[npt.NDArray[Any]], Any]
+_ReducerName = Literal["sum", "mean", "std", "min", "max", "median", "count", "first", "last"]
+Reducer = _ReducerName | Callable[[npt.NDArray[Any]], Any]
 
 _REDUCERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
     "sum": np.sum,
@@ -36,47 +36,52 @@ _REDUCERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
     "first": lambda values: values[0],
     "last": lambda values: values[-1],
 }
-_OF_NOTHING = {"sum": 0.0, "count": 0.0}  # others are NaN
-# what there is without any event
-_OF_ALL = (
+_EMPTY_VALUES = {"sum": 0.0, "count": 0.0}  # others are NaN
+# the statistics without any event
+_BUILT_IN = (
     *("return/mean", "return/std", "return/min", "return/max"),
     *("length/mean", "length/median", "length/total", "time/mean", "episode_count", "total_episode_count"),
 )
 
 
 class StatsWriter(Protocol):
-    """Whatever takes statistics: TensorBoard, a file, a service."""
+    """A sink for statistics: TensorBoard, a file, a service."""
 
     def write(self, prefix: str, step: int, stats: Mapping[str, float]) -> None:
-        """Take the statistics of an epoch.
+        """Write the statistics of an epoch.
 
         Args:
-            prefix: what they are of: "train", say.
-            step: how many steps envs had made by then, or what the caller counts.
+            prefix: their prefix: "train", say.
+            step: how many steps envs had made by then, or the caller's own count.
             stats: by name; NaN where there was nothing to reduce.
         """
 
 
 @dataclass(frozen=True)
 class EpisodeEvent:
-    """Something that envs tell in their infos: its values are reduced to one an episode, and those over an epoch.
+    """A value in info dicts, reduced to one number an episode, and then to the statistics of an epoch.
 
     Attributes:
         key: of the info dict; a tuple leads into nested ones.
         episode: how the values of an episode's steps become one: "sum", "mean", "std", "min", "max", "median", "count",
             "first", "last", or a function of an array. An episode without values has none ("sum" and "count": 0).
-            What it raises comes out of `epoch` and `write`.
-        epoch: how those of all episodes become numbers: names as above, or pairs of a name and a function.
-        name: what it is called; by default the key.
+            Its exceptions are raised by `epoch` and `write`.
+        epoch: how the values of all episodes become numbers: names as above, or pairs of a name and a function.
+        name: the name of the event; by default the key.
 
     Raises:
-        TypeError: if the key is neither a string nor some.
+        TypeError: if the key is neither a string nor a tuple of strings.
         ValueError: if there is no such reducer.
     """
 
     key: str | tuple[str, ...]
     episode: Reducer = "sum"
-    epoch: _Word | Sequence[_Word | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = ("mean", "std", "min", "max")
+    epoch: _ReducerName | Sequence[_ReducerName | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = (
+        "mean",
+        "std",
+        "min",
+        "max",
+    )
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -88,11 +93,11 @@ class EpisodeEvent:
             object.__setattr__(self, "name", self.key if isinstance(self.key, str) else ".".join(self.key))
         epoch = (self.epoch,) if isinstance(self.epoch, str) else tuple(self.epoch)
         object.__setattr__(self, "epoch", tuple(tuple(one) if isinstance(one, list) else one for one in epoch))
-        if not callable(self.episode) and not _is_word(self.episode):
+        if not callable(self.episode) and not _is_reducer_name(self.episode):
             raise ValueError(f"{self.name}: episode: expected one of {list(_REDUCERS)}, got {self.episode!r}")
         for reducer in self.epoch:
             pair = isinstance(reducer, tuple) and len(reducer) == 2 and callable(reducer[1])
-            if not pair and not _is_word(reducer):
+            if not pair and not _is_reducer_name(reducer):
                 raise ValueError(
                     f"{self.name}: epoch: expected one of {list(_REDUCERS)}, or pairs of a name and a function, got "
                     f"{reducer!r}"
@@ -104,7 +109,7 @@ class EpisodeEvent:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
 
-def _is_word(reducer: object) -> bool:
+def _is_reducer_name(reducer: object) -> bool:
     return isinstance(reducer, str) and reducer in _REDUCERS
 
 
@@ -112,7 +117,7 @@ class EpochStats(dict[str, float]):
     """The statistics of an epoch by name; `print` shows them as a table.
 
     Attributes:
-        prefix: what they are of.
+        prefix: their prefix.
     """
 
     def __init__(self, prefix: str | None, stats: Mapping[str, float]) -> None:
@@ -121,11 +126,11 @@ class EpochStats(dict[str, float]):
 
     def __str__(self) -> str:
         width = max(len(name) for name in self)
-        lines = [f"{name:<{width}}  {_shown(value):>12}" for name, value in self.items()]
+        lines = [f"{name:<{width}}  {_format(value):>12}" for name, value in self.items()]
         return "\n".join([f"{self.prefix or 'episodes'}:", *lines])
 
 
-def _shown(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4f}"
 
 
@@ -133,7 +138,7 @@ class Ended(NamedTuple):
     """Episodes that have just ended.
 
     Attributes:
-        rows: where their slots stand among those that were stepped.
+        rows: the indices of their slots among those that were stepped.
         returns: float64; lengths: int64, in steps; times_s: float64.
     """
 
@@ -149,18 +154,18 @@ class EpisodeStats:
     Give it to `AsyncVectorEnv` or `make_vec` as `episode_stats`; it is `envs.episode_stats` then.
 
     Args:
-        events: what else to reduce.
-        prefix: what the statistics are called; None: they are not logged.
-        writers: take what `write` reduces.
+        events: further values to reduce.
+        prefix: the prefix of the statistics; None: they are not logged.
+        writers: get the statistics of `write`.
 
     Attributes:
         total_episodes: how many episodes have ended since the beginning.
-        total_steps: how many steps envs have made, those that reset left out.
+        total_steps: how many steps envs have made, without those that reset.
         prefix, writers: as above.
 
     Raises:
-        TypeError: if an argument is none of these.
-        ValueError: if two events have the same name, or two of the numbers.
+        TypeError: if an argument has another type.
+        ValueError: if two events, or two statistics, have the same name.
     """
 
     def __init__(
@@ -184,7 +189,7 @@ class EpisodeStats:
         names = [event.name for event in self.events]
         if len(set(names)) < len(names):
             raise ValueError(f"events: expected names of their own, got {names}")
-        taken = set(_OF_ALL)
+        taken = set(_BUILT_IN)
         for event in self.events:
             for reducer in event.epoch:
                 number = f"{event.name}/{reducer[0] if isinstance(reducer, tuple) else reducer}"
@@ -193,21 +198,21 @@ class EpisodeStats:
                         f"events: there is a number {number!r} already; call the event something else, name="
                     )
                 taken.add(number)
-        self._returns: npt.NDArray[np.float64] | None = None  # of each slot, so far
+        self._returns: npt.NDArray[np.float64] | None = None  # by slot, of the current episode
         self._ended: list[array[float]]
-        self._event_values: list[list[Any]]  # one an episode that has any
+        self._event_values: list[list[Any]]  # one for each episode that has any
         self._failed: tuple[str, Exception] | None  # an event that could not be reduced, and why
-        self._forget_epoch()
+        self._start_epoch()
 
     def __repr__(self) -> str:
         name = f"{self.prefix!r}, " if self.prefix else ""
         return f"<EpisodeStats {name}{self.total_episodes} episodes, {self.total_steps} steps>"
 
     def bind(self, num_slots: int, mode: AutoresetMode) -> None:
-        """Tell whose statistics these are: a vector env of so many slots.
+        """Bind these statistics to a vector env with this many slots.
 
         Raises:
-            ValueError: if they are another's already.
+            ValueError: if they are bound to another one.
         """
         if self._returns is not None:
             raise ValueError("episode_stats: these are another vector env's; make new ones")
@@ -215,41 +220,41 @@ class EpisodeStats:
         self._returns = np.zeros(num_slots)
         self._lengths = np.zeros(num_slots, np.int64)
         self._began = np.zeros(num_slots)
-        self._counts = np.zeros(num_slots, np.bool_)  # whether the episode was seen from its beginning
-        self._due = np.zeros(num_slots, np.bool_)  # whether the next step resets instead
-        self._seen: list[list[list[Any]]] = [[[] for _ in range(num_slots)] for _ in self.events]
+        self._is_whole = np.zeros(num_slots, np.bool_)  # whether the episode was seen from its beginning
+        self._pending_reset = np.zeros(num_slots, np.bool_)  # whether the next step resets instead
+        self._event_samples: list[list[list[Any]]] = [[[] for _ in range(num_slots)] for _ in self.events]
 
     def follow(self, mode: AutoresetMode) -> None:
-        """Tell how episodes begin again: a vector env that has a mode of its own tells it when it is started."""
+        """Set the autoreset mode, which a vector env with a mode of its own reports when it is started."""
         self._mode = mode
 
     # ------------------------------------------------------------ steps
 
     def begin(self, slots: Slots) -> None:
-        """Episodes begin in these slots; what was there is dropped."""
+        """Begin episodes in these slots; current ones are dropped."""
         assert self._returns is not None
         self._returns[slots] = 0
         self._lengths[slots] = 0
         self._began[slots] = perf_counter()
-        self._counts[slots] = True
-        self._due[slots] = False
-        self._empty(slots)
+        self._is_whole[slots] = True
+        self._pending_reset[slots] = False
+        self._clear_events(slots)
 
     def drop(self, slots: Slots) -> None:
-        """What goes on in these slots is no whole episode: it does not count."""
-        self._counts[slots] = False
-        self._due[slots] = False
-        self._empty(slots)
+        """Drop the current episodes of these slots: they don't count."""
+        self._is_whole[slots] = False
+        self._pending_reset[slots] = False
+        self._clear_events(slots)
 
     def await_resets(self, slots: Sequence[int]) -> None:
-        """No episode has begun in these slots: their next step, should there be one, resets instead."""
+        """Note that no episode has begun in these slots: their next step resets instead."""
         if len(slots):
             some = np.array(slots, np.int64)
             self.drop(some)
-            self._due[some] = True
+            self._pending_reset[some] = True
 
-    def _empty(self, slots: Slots) -> None:
-        for by_slot in self._seen:
+    def _clear_events(self, slots: Slots) -> None:
+        for by_slot in self._event_samples:
             for slot in slots.tolist():
                 by_slot[slot] = []
 
@@ -261,53 +266,53 @@ class EpisodeStats:
         values: Iterable[tuple[int, int, Any]] = (),
         lost: npt.NDArray[np.bool_] | None = None,
     ) -> Ended:
-        """These slots were stepped.
+        """Add a step of these slots; return the episodes that ended.
 
         Args:
-            slots: whose, ascending.
+            slots: which, ascending.
             rewards: float64, one each.
             over: bool: whether the episode has ended.
-            values: numbers of events, slots, and values that they had in this step.
-            lost: bool: whether what has ended was lost with its process: it does not count.
+            values: (number of the event, slot, value) of each value in this step.
+            lost: bool: whether the episode that ended was lost with its process: it does not count.
         """
         assert self._returns is not None
-        where = _where(slots)
-        fresh = self._due[where]
+        where = _slice_of(slots)
+        fresh = self._pending_reset[where]
         stepped: Any = where
         resets: set[int] = set()
         if fresh.any():
             fresh = fresh.copy()
-            self.begin(slots[fresh])  # this step was a reset, whatever it told
+            self.begin(slots[fresh])  # this step was a reset, whatever it returned
             stepped, rewards = slots[~fresh], rewards[~fresh]
-            resets.update(slots[fresh].tolist())  # what they tell is of no step
+            resets.update(slots[fresh].tolist())  # their values belong to no step
         self._returns[stepped] = _sum(self._returns[stepped], rewards)
         self._lengths[stepped] += 1
-        # what tells of a lost episode is no step of any env
+        # the report of a lost episode is no step of an env
         self.total_steps += len(rewards) if lost is None else int(np.count_nonzero(~(fresh | lost)))
         for event, slot, value in values:
-            if self._counts[slot] and slot not in resets:
-                self._seen[event][slot].append(value)
+            if self._is_whole[slot] and slot not in resets:
+                self._event_samples[event][slot].append(value)
         if not over.any():
-            return _NOBODY
-        counted = over & self._counts[where]
+            return _NO_EPISODES
+        counted = over & self._is_whole[where]
         if lost is not None:
             counted &= ~lost
         rows = np.flatnonzero(counted)
-        who = slots[rows]
-        # rounded as Gymnasium does
-        times = np.round(perf_counter() - self._began[who], 6)
-        ended = Ended(rows, self._returns[who], self._lengths[who], times)
-        self._close(ended, who)
+        ended_slots = slots[rows]
+        # rounded, as by Gymnasium
+        times = np.round(perf_counter() - self._began[ended_slots], 6)
+        ended = Ended(rows, self._returns[ended_slots], self._lengths[ended_slots], times)
+        self._count_ended(ended, ended_slots)
         finished = slots[over]
         if self._mode is AutoresetMode.SAME_STEP:
             self.begin(finished)
         else:
             self.drop(finished)
-            self._due[finished] = self._mode is AutoresetMode.NEXT_STEP
+            self._pending_reset[finished] = self._mode is AutoresetMode.NEXT_STEP
         return ended
 
-    def _close(self, ended: Ended, slots: Slots) -> None:
-        """Episodes have ended: reduce what their steps had."""
+    def _count_ended(self, ended: Ended, slots: Slots) -> None:
+        """Count episodes that have ended, and reduce the values of their steps."""
         if not len(slots):
             return
         self.total_episodes += len(slots)
@@ -315,24 +320,24 @@ class EpisodeStats:
             column.frombytes(each.astype(np.float64).tobytes())
         for number, event in enumerate(self.events):
             for slot in slots.tolist():
-                values = self._seen[number][slot]
-                if values or (isinstance(event.episode, str) and event.episode in _OF_NOTHING):
+                values = self._event_samples[number][slot]
+                if values or (isinstance(event.episode, str) and event.episode in _EMPTY_VALUES):
                     try:
                         self._event_values[number].append(_reduce(event.episode, np.asarray(values)))
-                    except Exception as exc:  # the step can't help it: it is for whoever asks for the number
+                    except Exception as exc:  # raised by `epoch`: the step did not fail
                         self._failed = self._failed or (event.name, exc)
 
     # ------------------------------------------------------------ epochs
 
     def epoch(self) -> EpochStats:
-        """The statistics of the episodes that have ended since the last `write` or `clear`.
+        """Return the statistics of the episodes that have ended since the last `write` or `clear`.
 
         "return/mean", "return/std", "return/min", "return/max"; "length/mean", "length/median", "length/total", in
         steps; "time/mean" in seconds; "episode_count", "total_episode_count" (since the beginning); and of each event
-        "NAME/REDUCER". Where there was no episode, NaN.
+        "NAME/REDUCER". NaN where there was no episode.
 
         Raises:
-            ValueError: if the values of an event in an episode could not be reduced; its cause is what was raised.
+            ValueError: if the values of an event in an episode could not be reduced; its cause is that exception.
         """
         if self._failed is not None:
             name, cause = self._failed
@@ -340,29 +345,29 @@ class EpisodeStats:
                 f"event {name!r}: the values of an episode could not be reduced: {type(cause).__name__}: {cause}"
             ) from cause
         returns, lengths, times = (np.array(column) for column in self._ended)
-        stats = {f"return/{name}": _number(name, returns) for name in ("mean", "std", "min", "max")}
-        stats |= {f"length/{name}": _number(name, lengths) for name in ("mean", "median")}
-        stats |= {"length/total": float(lengths.sum()), "time/mean": _number("mean", times)}
+        stats = {f"return/{name}": _reduce_to_number(name, returns) for name in ("mean", "std", "min", "max")}
+        stats |= {f"length/{name}": _reduce_to_number(name, lengths) for name in ("mean", "median")}
+        stats |= {"length/total": float(lengths.sum()), "time/mean": _reduce_to_number("mean", times)}
         stats |= {"episode_count": float(len(returns)), "total_episode_count": float(self.total_episodes)}
         for event, values in zip(self.events, self._event_values, strict=True):
             array = np.asarray(values)
             assert not isinstance(event.epoch, str)  # see __post_init__
             for reducer in event.epoch:
                 name, function = reducer if isinstance(reducer, tuple) else (reducer, reducer)
-                stats[f"{event.name}/{name}"] = _number(function, array)
+                stats[f"{event.name}/{name}"] = _reduce_to_number(function, array)
         return EpochStats(self.prefix, stats)
 
     def write(self, step: int | None = None) -> EpochStats:
-        """Reduce the epoch, hand it to the log (with a prefix) and the writers, and begin another.
+        """Reduce the epoch, write it to the log (with a prefix) and the writers, and begin another.
 
-        Episodes that are under way go on, and count in the epoch in which they end.
+        Current episodes go on, and count in the epoch in which they end.
 
         Args:
-            step: what the writers are told; None: `total_steps`.
+            step: the step for the writers; None: `total_steps`.
         """
         stats = self.epoch()
         step = self.total_steps if step is None else step
-        self._forget_epoch()
+        self._start_epoch()
         if self.prefix is not None:
             _log.info("step %d, %s", step, stats)
         for writer in self.writers:
@@ -370,28 +375,28 @@ class EpisodeStats:
         return stats
 
     def clear(self) -> None:
-        """Forget the epoch, and drop the episodes that are under way: those that begin from now on count.
+        """Start a new epoch, and drop current episodes: those that begin later count.
 
-        So do those that have just begun, by a reset, and were not stepped yet.
+        Episodes that have just begun, by a reset, and were not stepped yet count, too.
         """
-        self._forget_epoch()
+        self._start_epoch()
         if self._returns is not None:
-            due = self._due.copy()
+            due = self._pending_reset.copy()
             self.drop(np.flatnonzero(self._lengths))
-            self._due = due
+            self._pending_reset = due
 
-    def _forget_epoch(self) -> None:
+    def _start_epoch(self) -> None:
         # returns, lengths, times: 24 bytes an episode, since an epoch may be a whole training
         self._ended = [array("d") for _ in range(3)]
         self._event_values = [[] for _ in self.events]
         self._failed = None
 
 
-_NOBODY = Ended(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+_NO_EPISODES = Ended(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 
 
-def _where(slots: Slots) -> Any:
-    """Ascending slots as a slice, if they follow one another, so that numpy copies nothing to look there."""
+def _slice_of(slots: Slots) -> Any:
+    """Return ascending slots as a slice if they are successive, so that numpy makes views, not copies."""
     n = len(slots)
     first = int(slots[0]) if n else 0
     return slice(first, first + n) if n and int(slots[-1]) - first + 1 == n else slots
@@ -400,18 +405,18 @@ def _where(slots: Slots) -> Any:
 def _sum(returns: npt.NDArray[np.float64], rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     try:
         return returns + rewards
-    except (FloatingPointError, RuntimeWarning):  # whoever wants these raised means them for his own arithmetic
+    except (FloatingPointError, RuntimeWarning):  # the user's numpy or warning settings are not meant for this sum
         with np.errstate(all="ignore"):
             return returns + rewards
 
 
 def _reduce(reducer: Reducer, values: npt.NDArray[Any]) -> Any:
     if not len(values) and isinstance(reducer, str):
-        return _OF_NOTHING.get(reducer, np.nan)
+        return _EMPTY_VALUES.get(reducer, np.nan)
     return (_REDUCERS[reducer] if isinstance(reducer, str) else reducer)(values)
 
 
-def _number(reducer: Reducer, values: npt.NDArray[Any]) -> float:
+def _reduce_to_number(reducer: Reducer, values: npt.NDArray[Any]) -> float:
     if not len(values) and not isinstance(reducer, str):
         return np.nan
     return float(_reduce(reducer, values))

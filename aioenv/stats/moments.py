@@ -32,7 +32,7 @@ class Moments:
 
     Attributes:
         count: how many samples there were.
-        weight: how much they weigh together; with infinite memory as much as there are, else less.
+        weight: their total weight: equal to `count` without decay, else less.
         mean: float64 of the samples' shape.
         m2: the sum of squared deviations from the mean, weighted; float64 of the samples' shape.
     """
@@ -49,7 +49,7 @@ class Moments:
 
     @property
     def std(self) -> Floats:
-        """The standard deviation, likewise."""
+        """The standard deviation, float64 of the samples' shape; 1 where there are no samples yet."""
         std: Floats = np.sqrt(self.var)
         return std
 
@@ -59,12 +59,12 @@ class Moments:
         Args:
             x: a sample, or an array `(..., *shape)` of them.
             epsilon: added to the variance.
-            clip: cut to `-clip … clip`; None: as it is.
+            clip: clip to `-clip … clip`; None: don't.
         """
         return normalize(x, self.mean, self.var, epsilon, clip)
 
     def denormalize(self, y: Any, *, epsilon: float = 1e-8) -> Floats:
-        """The inverse of `normalize`, float64; what was cut stays so."""
+        """Invert `normalize`; float64. Clipped values stay clipped."""
         return denormalize(y, self.mean, self.var, epsilon)
 
 
@@ -81,7 +81,7 @@ def denormalize(y: Any, mean: Floats, var: Floats, epsilon: float) -> Floats:
 
 
 def moments_of(samples: Any) -> Moments:
-    """The moments of `samples`, an array `(n, *shape)` with n of at least 1; all weigh the same."""
+    """Return the moments of `samples`, an array `(n, *shape)` with n >= 1, all of the same weight."""
     array = np.asarray(samples, np.float64)
     if len(array) == 1:
         return Moments(1.0, 1.0, array[0, ...].copy(), np.zeros(array.shape[1:]))
@@ -91,16 +91,16 @@ def moments_of(samples: Any) -> Moments:
 
 
 def merge(counts: Floats, means: Floats, m2s: Floats) -> Moments:
-    """The moments of several groups of samples together. The same groups in the same order give the same bits.
+    """Merge the moments of several groups of samples. The same groups in the same order give the same bits.
 
     Args:
         counts: how many samples each group has, float64 `(k,)`, all positive.
         means: float64 `(k, *shape)`.
-        m2s: likewise.
+        m2s: float64 `(k, *shape)`.
     """
     total = counts.sum()
     weights = counts.reshape(-1, *(1,) * (means.ndim - 1))
-    # as deviations from the first group: a mean that is large does not cost digits
+    # as deviations from the first group: a large mean costs no digits
     offsets = means - means[0]
     mean = (weights * offsets).sum(axis=0) / total
     m2 = m2s.sum(axis=0) + (weights * np.square(offsets - mean)).sum(axis=0)
@@ -108,12 +108,12 @@ def merge(counts: Floats, means: Floats, m2s: Floats) -> Moments:
 
 
 def combine(old: Moments, new: Moments, decay: float = 1.0) -> Moments:
-    """Moments after more samples, which come with a weight of one each.
+    """Return the moments after more samples, each of weight 1.
 
     Args:
-        old: of the samples before.
-        new: of the samples that are added.
-        decay: what a sample's weight is multiplied by with each later one; 1 for infinite memory.
+        old: moments of the samples before.
+        new: moments of the samples that are added.
+        decay: the factor of a sample's weight for each later sample; 1 for infinite memory.
     """
     if not new.count:
         return old
@@ -127,20 +127,20 @@ def combine(old: Moments, new: Moments, decay: float = 1.0) -> Moments:
 
 
 _HEAD = 3  # count, weight, epoch
-# Where stores are seen in the order in which they were made, a reader needs no lock.
-_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-_TRIES = 64  # with writers all the time; then a reader waits for its turn
+# On CPUs with total store order a reader needs no lock.
+_TOTAL_STORE_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+_MAX_TRIES = 64  # a reader takes the lock after this many reads that a writer has disturbed
 
 
 class Cell:
-    """Moments; a sequence number says which of two buffers holds them, and changes with every write.
+    """Moments in shared memory, in two buffers; a sequence number, which every write changes, selects the valid one.
 
     Args:
         block: the memory, and its lock.
-        sequence: an int64 memoryview of length 1; its bits from `shift` on count how often moments were written.
-        buffers: float64 `(2, 3 + 2 * size)` in it.
+        sequence: an int64 memoryview of length 1; its bits from `shift` on count the writes.
+        buffers: float64 `(2, 3 + 2 * size)` in the memory.
         shape: of the samples.
-        shift: how many bits of the sequence number are something else.
+        shift: how many low bits of the sequence number have another use.
     """
 
     def __init__(
@@ -155,12 +155,12 @@ class Cell:
 
     @property
     def epoch(self) -> float:
-        """The epoch in which it was written; under the lock."""
+        """The epoch of the last write; to be called under the lock."""
         epoch: float = self._buffers[self.sequence[0] >> self._shift & 1][0][2]
         return epoch
 
     def write(self, moments: Moments, epoch: float) -> None:
-        """Put other moments in place; under the lock."""
+        """Replace the moments; to be called under the lock."""
         times = (self.sequence[0] >> self._shift) + 1
         head, _, mean, m2 = self._buffers[times & 1]
         mean[...] = moments.mean
@@ -169,23 +169,23 @@ class Cell:
         self.sequence[0] = times << self._shift
 
     def read(self) -> tuple[Moments, float]:
-        """A copy of the moments, all of one moment in time, and their epoch. It does not wait for a writer."""
+        """Return a consistent copy of the moments, and their epoch, without waiting for writers."""
         moments, epoch, samples = self._snapshot()
-        return _together(moments, samples), epoch
+        return _merge_log(moments, samples), epoch
 
     def since(self, epoch: float) -> Moments | None:
-        """As `read`, but None if nothing was written since this epoch began."""
+        """Return a consistent copy of the moments; None if nothing was written in this epoch."""
         moments, last, samples = self._snapshot()
-        return _together(moments, samples) if last == epoch else None
+        return _merge_log(moments, samples) if last == epoch else None
 
     def copy(self) -> tuple[Moments, float]:
-        """As `read`, under the lock."""
+        """Return a copy as `read` does; to be called under the lock."""
         moments, epoch, samples = self._copy(self.sequence[0])
-        return _together(moments, samples), epoch
+        return _merge_log(moments, samples), epoch
 
     def _snapshot(self) -> tuple[Moments, float, Floats | None]:
-        if _ORDERED:
-            for _ in range(_TRIES):
+        if _TOTAL_STORE_ORDER:
+            for _ in range(_MAX_TRIES):
                 sequence = self.sequence[0]
                 copied = self._copy(sequence)
                 if self.sequence[0] == sequence:
@@ -196,18 +196,18 @@ class Cell:
             return self._copy(self.sequence[0])
 
     def _copy(self, sequence: int) -> tuple[Moments, float, Floats | None]:
-        """What stands there, its epoch, and samples that are no part of it yet. It may be torn: don't compute."""
+        """Copy moments, their epoch, and samples that are not merged into them yet. The copy may be inconsistent."""
         head, state, _, _ = self._buffers[sequence >> self._shift & 1]
         state = state.copy()
         return Moments(head[0], head[1], state[0, ...], state[1, ...]), head[2], None
 
 
 class WholeCell(Cell):
-    """The moments of all; samples change them at once."""
+    """The moments of all slots; samples change them at once."""
 
     def __init__(self, block: SharedBlock, sequence: memoryview, buffers: Floats, shape: tuple[int, ...]) -> None:
         super().__init__(block, sequence, buffers, shape)
-        # deviation and its square, what they are multiplied by
+        # scratch: a deviation and its square, and their factors
         self._change = np.zeros((2, *shape))
         self._delta, self._square = self._change[0, ...], self._change[1, ...]
         self._flat = self._change.reshape(2, -1)[0]
@@ -216,10 +216,10 @@ class WholeCell(Cell):
         self._set_factors: Any = self._factors.reshape(2).data
 
     def add(self, sample: Any, decay: float) -> None:
-        """Add one sample; under the lock.
+        """Add one sample; to be called under the lock.
 
         Raises:
-            ValueError: if it is not finite, nor its square; nothing has changed then.
+            ValueError: if it, or its square, is not finite; nothing has changed then.
         """
         now = self.sequence[0] & 1
         head, state, mean, m2 = self._buffers[now]
@@ -227,7 +227,7 @@ class WholeCell(Cell):
         before = head[1] * decay
         after = before + 1.0
         delta, square, change, factors = self._delta, self._square, self._change, self._set_factors
-        subtract(sample, mean, delta)  # (positional arguments and few of them: each costs as much as the sums)
+        subtract(sample, mean, delta)  # few, positional arguments: each costs as much as the sums
         if not isfinite(self._dot(self._flat)):
             raise _not_finite(sample)
         multiply(delta, delta, square)
@@ -245,10 +245,10 @@ class WholeCell(Cell):
 
 
 class SlotCell(Cell):
-    """The moments of one slot since the last merge, and a log of its latest samples, which become part of them later.
+    """The moments of one slot since the last merge, and a log of its latest samples, which are merged into them later.
 
-    So an update is one copy and one count, and what costs more is done once for many. The lowest bits of the sequence
-    number say how many samples are in the log: it counts with the moments, all at one moment in time.
+    So an update is one copy and one count; the arithmetic is done once for many samples. The lowest bits of the
+    sequence number are the length of the log, so moments and log change atomically.
 
     Args:
         log: float64 `(2 ** shift - 1, size)` in the memory.
@@ -267,18 +267,18 @@ class SlotCell(Cell):
         self._log = log
         self._samples = log.reshape(len(log), *shape)
         self._mask = len(log)
-        self._rows: list[tuple[Floats, Floats, Any]] = []  # made by who writes
+        self._rows: list[tuple[Floats, Floats, Any]] = []  # made on the first write
 
     def add(self, sample: Any, epoch: float) -> None:
-        """Add one sample to the moments of this epoch; under the lock.
+        """Add one sample to the moments of this epoch; to be called under the lock.
 
         Raises:
-            ValueError: if it is not finite, nor its square; nothing has changed then.
+            ValueError: if it, or its square, is not finite; nothing has changed then.
         """
         sequence = self.sequence[0]
         logged = sequence & self._mask
         if self._buffers[sequence >> self._shift & 1][0][2] != epoch:
-            sequence, logged = self._begin(epoch), 0
+            sequence, logged = self._start_epoch(epoch), 0
         elif logged == self._mask:
             self.write(self.copy()[0], epoch)
             sequence, logged = self.sequence[0], 0
@@ -288,8 +288,8 @@ class SlotCell(Cell):
             raise _not_finite(sample)
         self.sequence[0] = sequence + 1
 
-    def _begin(self, epoch: float) -> int:
-        """Have no samples, in this epoch."""
+    def _start_epoch(self, epoch: float) -> int:
+        """Start an epoch without samples; return the sequence number."""
         times = (self.sequence[0] >> self._shift) + 1
         head, state, _, _ = self._buffers[times & 1]
         state[...] = head[0] = head[1] = 0.0
@@ -308,8 +308,8 @@ class SlotCell(Cell):
         return moments, epoch, self._samples[:logged].copy() if logged else None
 
 
-def _together(moments: Moments, samples: Floats | None) -> Moments:
-    """Moments, and those of samples `(n, *shape)` that came later."""
+def _merge_log(moments: Moments, samples: Floats | None) -> Moments:
+    """Merge moments and later samples `(n, *shape)`."""
     if samples is None:
         return moments
     return combine(moments, moments_of(samples)) if moments.count else moments_of(samples)
@@ -319,19 +319,19 @@ def _not_finite(sample: Any) -> ValueError:
     return ValueError(f"expected finite numbers, got {np.asarray(sample)}: they would stay in the statistics")
 
 
-def _bits(size: int) -> int:
-    """How many bits count a slot's log, of `2 ** bits - 1` samples: the fewer the more memory they take."""
+def _log_bits(size: int) -> int:
+    """Return how many bits count a slot's log of `2 ** bits - 1` samples: fewer for larger samples."""
     return 5 if size <= 128 else 3 if size <= 1024 else 1
 
 
 class MomentsTable:
-    """The layout of a block: a flag, one cell for all, one for each slot."""
+    """The layout of a block: a flag (frozen), a cell for all slots, and a cell for each slot."""
 
     def __init__(self, shape: tuple[int, ...], num_slots: int, block: SharedBlock) -> None:
         n = num_slots + 1
         size = math.prod(shape)
         self._length = _HEAD + 2 * size
-        self._shift = _bits(size)
+        self._shift = _log_bits(size)
         self.block = block
         self.flag = block.data[:8].cast("q")
         sequences = block.data[8 : 8 + 8 * n].cast("q")
@@ -350,23 +350,23 @@ class MomentsTable:
 
     @staticmethod
     def size(shape: tuple[int, ...], num_slots: int) -> int:
-        """How many bytes it takes."""
+        """Return how many bytes a table takes."""
         size = math.prod(shape)
-        logs = num_slots * ((1 << _bits(size)) - 1) * size
+        logs = num_slots * ((1 << _log_bits(size)) - 1) * size
         return 8 + 8 * ((num_slots + 1) * (1 + 2 * (_HEAD + 2 * size)) + logs)
 
     def pending(self, epoch: float) -> tuple[Floats, Floats, Floats] | None:
-        """Counts, means and sums of squares of the slots that have any in this epoch, in order; under the lock."""
+        """Return counts, means and sums of squares of the slots that have samples in this epoch; under the lock."""
         current = self._buffers[self._rows, self._sequences >> self._shift & 1]
         logged = self._sequences & ((1 << self._shift) - 1)
-        here = ((current[:, 2] == epoch) & (current[:, 0] + logged > 0)).nonzero()[0]
-        if not len(here):
+        slots = ((current[:, 2] == epoch) & (current[:, 0] + logged > 0)).nonzero()[0]
+        if not len(slots):
             return None
-        counts = current[here, 0]
-        if (logged[here] == 1).all() and not counts.any():  # as it is after a step: one sample each
-            means = self._logs[here, 0].reshape(len(here), *self._shape)
-            return np.ones(len(here)), means, np.zeros_like(means)
-        moments = [self.slots[i].copy()[0] for i in here.tolist()]
+        counts = current[slots, 0]
+        if (logged[slots] == 1).all() and not counts.any():  # the common case after a step: one sample each
+            means = self._logs[slots, 0].reshape(len(slots), *self._shape)
+            return np.ones(len(slots)), means, np.zeros_like(means)
+        moments = [self.slots[i].copy()[0] for i in slots.tolist()]
         return (
             np.array([m.count for m in moments]),
             np.array([m.mean for m in moments]),

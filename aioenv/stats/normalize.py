@@ -1,4 +1,4 @@
-"""Wrappers that normalize by statistics of all envs, as Gymnasium's do by those of one."""
+"""Wrappers that normalize observations and rewards by statistics of all envs; Gymnasium's use those of one env."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Stats = SlotStats | SharedRunningStats | Moments
 
 
 class _Statistics:
-    """Whose statistics a wrapper uses, and whether it adds to them."""
+    """The statistics of a wrapper: of a slot, to which it adds samples, or frozen ones."""
 
     def __init__(self, stats: Stats, shape: tuple[int, ...], epsilon: float, clip: float | None) -> None:
         if isinstance(stats, SharedRunningStats):
@@ -38,8 +38,8 @@ class _Statistics:
         self._frozen = stats if isinstance(stats, Moments) else None
         self.updates = self.slot is not None
 
-    def see(self, x: Any) -> Moments:
-        """Add a sample, if that is wanted; what is known then."""
+    def update(self, x: Any) -> Moments:
+        """Add a sample, unless updates are off; return the moments."""
         if self._frozen is not None:
             return self._frozen
         assert self.slot is not None
@@ -48,33 +48,33 @@ class _Statistics:
         return self.slot.moments
 
     def take(self) -> Moments:
-        """See `SlotStats.take`; nothing of frozen ones."""
+        """Remove and return the slot's samples (see `SlotStats.take`)."""
         if self.slot is None:
             raise ValueError("these statistics are a frozen copy: there is nothing to exchange")
         return self.slot.take()
 
     def load(self, state: dict[str, Any]) -> None:
-        """See `SharedRunningStats.load_state_dict`."""
+        """Load a state (see `SharedRunningStats.load_state_dict`); a no-op for frozen statistics."""
         if self.slot is not None:
             self.slot.stats.load_state_dict(state)
 
 
 class NormalizeObservation(ObservationWrapper[Any, Any, Any]):
-    """Observations with mean 0 and variance 1, by the statistics of all envs; float32, as Gymnasium's wrapper.
+    """Normalizes observations to mean 0 and variance 1, by the statistics of all envs; float32, as Gymnasium's wrapper.
 
-    Each observation is counted first, as there. The statistics are no part of `get_state`.
+    Each observation is counted first, as there. The statistics are not part of `get_state`.
 
     Args:
         env: its observation space has a shape.
         stats: `SharedRunningStats.at(slot)`, live statistics, or a `frozen_copy()`.
         epsilon: added to the variance.
-        clip: what observations are cut to, if that is wanted.
+        clip: the bound to which observations are clipped, or None.
 
     Attributes:
-        update_running_mean: whether observations are counted; as in Gymnasium.
+        update_running_mean: whether observations are counted, as in Gymnasium.
 
     Raises:
-        ValueError: if the observation space has no shape, the statistics are of another, or a number is out of range.
+        ValueError: if the observation space has no shape, that of the statistics differs, or a number is out of range.
     """
 
     def __init__(self, env: Env[Any, Any], stats: Stats, *, epsilon: float = 1e-8, clip: float | None = None) -> None:
@@ -97,43 +97,43 @@ class NormalizeObservation(ObservationWrapper[Any, Any, Any]):
         self._statistics.updates = bool(setting)
 
     def observation(self, observation: Any) -> Any:
-        """Count and normalize it."""
-        moments = self._statistics.see(observation)
+        """Count and normalize an observation."""
+        moments = self._statistics.update(observation)
         return moments.normalize(observation, epsilon=self._epsilon, clip=self._clip).astype(np.float32)
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing of it is this env's own."""
+        """Return an empty state: the statistics belong to all envs."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `get_state`."""
+        """Do nothing (see `get_state`)."""
 
     def take_observation_moments(self) -> Moments:
-        """For `SharedRunningStats.exchange`."""
+        """Remove and return the slot's samples, for `SharedRunningStats.exchange`."""
         return self._statistics.take()
 
     def load_observation_stats(self, state: dict[str, Any]) -> None:
-        """For `SharedRunningStats.exchange`."""
+        """Load a state, for `SharedRunningStats.exchange`."""
         self._statistics.load(state)
 
 
 class NormalizeReward(Wrapper[Any, Any, Any, Any]):
-    """Rewards divided by the standard deviation of discounted returns of all envs; their mean stays.
+    """Divides rewards by the standard deviation of the discounted returns of all envs; their mean stays.
 
-    The return begins at 0 with each episode. (Gymnasium's wrapper carries it over a truncation.)
+    The return starts at 0 with each episode. (Gymnasium's wrapper carries it over a truncation.)
 
     Args:
         env: any env.
-        stats: of shape (): `SharedRunningStats.at(slot)`, live statistics, or a `frozen_copy()`.
+        stats: of shape `()`: `SharedRunningStats.at(slot)`, live statistics, or a `frozen_copy()`.
         gamma: the discount.
         epsilon: added to the variance.
-        clip: what rewards are cut to, if that is wanted.
+        clip: the bound to which rewards are clipped, or None.
 
     Attributes:
-        update_running_mean: whether returns are counted; as in Gymnasium.
+        update_running_mean: whether returns are counted, as in Gymnasium.
 
     Raises:
-        ValueError: if the statistics are of another shape than (), or a number is out of range.
+        ValueError: if the shape of the statistics is not `()`, or a number is out of range.
     """
 
     def __init__(
@@ -171,24 +171,24 @@ class NormalizeReward(Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = self.env.step(action)
         value = float(reward)
         self._return = self._return * self._gamma + value
-        moments = self._statistics.see(self._return)
+        moments = self._statistics.update(self._return)
         value /= float(np.sqrt(moments.var + self._epsilon))
         if self._clip is not None:
             value = min(max(value, -self._clip), self._clip)
         return obs, value, terminated, truncated, info
 
     def get_state(self) -> dict[str, Any]:
-        """The discounted return so far."""
+        """Return the discounted return so far."""
         return {"return": self._return}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state of `get_state`."""
+        """Continue from a state of `get_state`."""
         self._return = float(state["return"])
 
     def take_reward_moments(self) -> Moments:
-        """For `SharedRunningStats.exchange`."""
+        """Remove and return the slot's samples, for `SharedRunningStats.exchange`."""
         return self._statistics.take()
 
     def load_reward_stats(self, state: dict[str, Any]) -> None:
-        """For `SharedRunningStats.exchange`."""
+        """Load a state, for `SharedRunningStats.exchange`."""
         self._statistics.load(state)

@@ -1,4 +1,4 @@
-"""`SharedRunningStats`: mean and variance of what envs in many processes see."""
+"""`SharedRunningStats`: running mean and variance of samples from envs in many processes."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class SharedRunningStats:
 
     With slots, which is the default, each slot's samples wait in memory of its own until `merge` adds them to the
     whole, in the order of slots: called once a step, it gives the same bits for any number of workers. With
-    `live=True` samples count at once, in the order in which processes happen to come: that is not reproducible.
+    `live=True` samples count at once, in the order in which they arrive, which is not reproducible.
 
-    Keep it (and don't close it) for as long as workers may start. It pickles only to processes of this machine. A
-    writer that dies, at whatever moment, blocks nobody and leaves the statistics as they were before its sample.
+    Keep it (and don't close it) as long as workers may start. It pickles only to processes of this machine. A writer
+    that dies, at any moment, blocks no other process and leaves the statistics as they were before its sample.
 
     Args:
         shape: of one sample.
         num_slots: how many slots there are; None only with `live`.
         live: whether samples count at once.
-        decay: what a sample's weight is multiplied by with each later one; 1 for infinite memory.
-        shared: whether in shared memory; None: if the platform has it. Without, each worker has a copy, and
-            `exchange` carries what is new to the parent and back.
+        decay: the factor of a sample's weight for each later sample; 1 for infinite memory.
+        shared: whether to use shared memory; None: if the platform has it. Without it each worker has a copy, and
+            `exchange` moves new samples to the parent and the result back.
 
     Attributes:
         shape, num_slots, live, decay, shared: as above; `num_slots` is 0 without slots.
-        key: which statistics they are, in any process.
+        key: identifies the statistics in any process.
 
     Raises:
-        ValueError: if an argument is none of the values it may have.
-        RuntimeError: if memory can't be shared, and must be.
+        ValueError: if an argument has an invalid value.
+        RuntimeError: if shared memory is required and not available.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SharedRunningStats:
         block = SharedBlock(MomentsTable.size(lengths, num_slots or 0), shared=shared)
         self._set_up(lengths, num_slots or 0, live, float(decay), block)
         if not shared:
-            sharing.copies[self.key] = self
+            sharing.unshared_stats[self.key] = self
 
     def _set_up(self, shape: tuple[int, ...], num_slots: int, live: bool, decay: float, block: SharedBlock) -> None:
         self.shape = shape
@@ -93,7 +93,7 @@ class SharedRunningStats:
         kind = "live" if self.live else f"{self.num_slots} slots"
         return f"<{type(self).__name__} of shape {self.shape}, {kind}, {self.count} samples>"
 
-    # ------------------------------------------------------------ what it knows
+    # ------------------------------------------------------------ reading
 
     @property
     def reproducible(self) -> bool:
@@ -102,7 +102,7 @@ class SharedRunningStats:
 
     @property
     def moments(self) -> Moments:
-        """Count, weight, mean and sum of squares at one moment; arrays of your own."""
+        """A consistent copy of count, weight, mean and sum of squares."""
         return self._table.whole.read()[0]
 
     @property
@@ -117,12 +117,12 @@ class SharedRunningStats:
 
     @property
     def var(self) -> Floats:
-        """The variance, likewise; 1 without samples."""
+        """The variance, float64 of the samples' shape; 1 without samples."""
         return self.moments.var
 
     @property
     def std(self) -> Floats:
-        """The standard deviation, likewise."""
+        """The standard deviation, float64 of the samples' shape; 1 without samples."""
         return self.moments.std
 
     def normalize(self, x: Any, *, epsilon: float = 1e-8, clip: float | None = None) -> Floats:
@@ -133,10 +133,10 @@ class SharedRunningStats:
         """See `Moments.denormalize`."""
         return self.moments.denormalize(y, epsilon=epsilon)
 
-    # ------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------ updating
 
     def at(self, slot: int) -> SlotStats:
-        """What the env of a slot writes to; for its factory.
+        """Return the part that the env of a slot writes to, for its factory.
 
         Raises:
             ValueError: if there is no such slot. Live statistics take any.
@@ -148,13 +148,13 @@ class SharedRunningStats:
         return SlotStats(self, int(slot))
 
     def update(self, x: Any) -> None:
-        """Add a sample, or a batch of them, to the whole at once; nothing happens while frozen.
+        """Add a sample, or a batch of them, to the whole at once; a no-op while frozen.
 
         Args:
             x: of the samples' shape, or `(n, *shape)`. In a batch all have the same weight.
 
         Raises:
-            ValueError: if it has another shape, or is not finite, nor its square.
+            ValueError: if it has another shape, or it or its square is not finite.
             ClosedError: if this is closed.
         """
         self._add(x, None)
@@ -197,10 +197,10 @@ class SharedRunningStats:
         return Moments(0.0, 0.0, np.zeros(self.shape), np.zeros(self.shape))
 
     def merge(self) -> int:
-        """Add to the whole what slots have seen since the last time, in their order; returns how many samples.
+        """Add the samples that slots got since the last merge to the whole, in the order of slots; return their number.
 
-        To be called between steps: it is what makes the outcome the same for any number of workers. `AsyncVectorEnv`
-        does it by itself whenever it hands out results and nothing else is in flight.
+        Call it between steps; then the result is the same for any number of workers. `AsyncVectorEnv` calls it whenever
+        it returns results and nothing else is in flight.
 
         Raises:
             TimeoutError: if a worker that hangs, or is stopped, holds the lock; nothing has changed then.
@@ -220,29 +220,29 @@ class SharedRunningStats:
         return int(new.count)
 
     def put(self, moments: Mapping[int, Moments]) -> None:
-        """What slots have seen elsewhere since the last merge waits here for the next one."""
+        """Set the samples of slots since the last merge, which were taken elsewhere, for the next merge."""
         with self._table.block.locked():
             for slot, seen in moments.items():
                 self._table.slots[slot].write(seen, self._table.whole.epoch)
 
     def forget(self, slots: Iterable[int]) -> None:
-        """Drop what these slots have seen since the last merge, as far as there are such slots."""
+        """Drop the samples of slots since the last merge; slots that don't exist are ignored."""
         self.put({slot: self._nothing for slot in slots if slot < self.num_slots})
 
     def take(self) -> dict[int, Moments]:
-        """What slots have seen since the last merge, which they then have no more."""
+        """Remove and return the samples of slots since the last merge."""
         taken = {slot: self.at(slot).take() for slot in range(self.num_slots)}
         return {slot: moments for slot, moments in taken.items() if moments.count}
 
     async def exchange(self, envs: Any, kind: str = "observation") -> int:
-        """`merge`, and if memory is not shared fetch what the workers have, and give them the outcome.
+        """Merge; if memory is not shared, first fetch the samples of the workers, and then send them the result.
 
-        To be awaited between steps, where the vector env does not do it by itself as `AsyncVectorEnv` does. If this is
-        cancelled, samples since the last time may be missing.
+        Await it between steps, unless the vector env does so itself, as `AsyncVectorEnv` does. If this is cancelled,
+        samples since the last merge may be lost.
 
         Args:
             envs: a vector env whose `call` is awaited, with `NormalizeObservation` or `NormalizeReward` in each slot.
-            kind: "observation" or "reward": whose statistics these are.
+            kind: "observation" or "reward", the wrapper that has these statistics.
 
         Returns:
             How many samples were new.
@@ -256,7 +256,7 @@ class SharedRunningStats:
         await envs.call(f"load_{kind}_stats", self.state_dict())
         return number
 
-    # ------------------------------------------------------------ as a whole
+    # ------------------------------------------------------------ state
 
     @property
     def frozen(self) -> bool:
@@ -264,40 +264,40 @@ class SharedRunningStats:
         return bool(self._table.flag[0])
 
     def freeze(self) -> None:
-        """Merge, and from now on ignore samples, in every process."""
+        """Merge, and then ignore samples in every process."""
         with self._table.block.locked():
             self._merge()
             self._table.flag[0] = 1
 
     def unfreeze(self) -> None:
-        """Count samples again."""
+        """Count samples again, in every process."""
         with self._table.block.locked():
             self._table.flag[0] = 0
 
     def frozen_copy(self) -> Moments:
-        """The moments as they are now, which nothing changes any more; wrappers take them in place of statistics."""
+        """Return a constant copy of the moments, which wrappers accept in place of statistics."""
         moments = self.moments
         for array in (moments.mean, moments.m2):
             array.flags.writeable = False
         return moments
 
     def unshared(self) -> SharedRunningStats:
-        """A copy in the same state that nobody else has: samples of either don't count in the other."""
+        """Return a private copy in the same state: samples of one don't count in the other."""
         return _rebuild(self.shape, self.num_slots, self.live, self.decay, None, self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been merged: `count`, `weight`, `mean`, `m2` and `frozen`; arrays of your own. Also when closed."""
+        """Return the merged state: `count`, `weight`, `mean`, `m2` and `frozen`, as copies. Also when closed."""
         with contextlib.nullcontext() if self.closed else self._table.block.locked():
             moments, _ = self._table.whole.copy()
             return {**{name: getattr(moments, name) for name in _STATE}, "frozen": self.frozen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the state of a `state_dict`, in every process; samples that were not merged are dropped.
+        """Load a `state_dict`, in every process; samples that were not merged are dropped.
 
-        Where memory is not shared, workers that run already know of it after the next merge (see `exchange`).
+        Where memory is not shared, running workers get it with the next merge (see `exchange`).
 
         Raises:
-            ValueError: if it is of samples of another shape, or no such state; nothing has changed then.
+            ValueError: if it is the state of samples of another shape, or no such state; nothing has changed then.
         """
         try:
             count, weight, mean, m2 = (np.asarray(state[name], np.float64) for name in _STATE)
@@ -321,7 +321,7 @@ class SharedRunningStats:
         return self._table.block.closed
 
     def close(self) -> None:
-        """Let go of the memory in this process. What is known can still be read here; workers keep theirs."""
+        """Release the memory in this process. The statistics can still be read here; workers keep theirs."""
         old = self._table
         if self.closed:
             return
@@ -355,7 +355,7 @@ def _rebuild(
     state: dict[str, Any] | None,
     key: bytes | None = None,
 ) -> SharedRunningStats:
-    known: SharedRunningStats | None = None if key is None else sharing.copies.get(key)
+    known: SharedRunningStats | None = None if key is None else sharing.unshared_stats.get(key)
     if known is not None:
         return known
     stats = SharedRunningStats.__new__(SharedRunningStats)
@@ -366,14 +366,14 @@ def _rebuild(
         stats.load_state_dict(state)
     if key is not None:
         stats.key = key
-        sharing.copies[key] = stats
+        sharing.unshared_stats[key] = stats
     return stats
 
 
 class SlotStats:
-    """What the env of one slot sees of `SharedRunningStats`: the whole, and its own samples since the last merge.
+    """The part of `SharedRunningStats` of one slot: the whole, and the slot's own samples since the last merge.
 
-    Made by `SharedRunningStats.at`; it goes into the slot's factory.
+    `SharedRunningStats.at` makes it, for the factory of the slot.
 
     Attributes:
         stats: the whole.
@@ -388,12 +388,12 @@ class SlotStats:
         return f"<slot {self.slot} of {self.stats!r}>"
 
     def update(self, x: Any) -> None:
-        """As `SharedRunningStats.update`; without `live` it counts for other slots once it is merged."""
+        """Add a sample as `SharedRunningStats.update`; without `live`, other slots see it after the next merge."""
         self.stats._add(x, None if self.stats.live else self.slot)
 
     @property
     def moments(self) -> Moments:
-        """The whole and this slot's own samples together: no other slot's since the last merge."""
+        """The moments of the whole and of this slot's samples since the last merge, without those of other slots."""
         table = self.stats._table
         whole, epoch = table.whole.read()
         if self.stats.live:
@@ -402,7 +402,7 @@ class SlotStats:
         return combine(whole, own, self.stats.decay) if own is not None else whole
 
     def take(self) -> Moments:
-        """This slot's own samples, which it then has no more."""
+        """Remove and return this slot's samples since the last merge."""
         table = self.stats._table
         nothing = self.stats._nothing
         with table.block.locked():

@@ -2,10 +2,10 @@
 
 A block is shared by pickling its handle; its lock is released when the process that holds it dies.
 
-A pickled handle says whose descriptor it is; who unpickles it opens `/proc/PID/fd/N`. (A descriptor's number means
-nothing in a worker, one sent beside the handle would have to go through every way to start a worker, and
-`pidfd_getfd` needs the right to trace.) To open anew, rather than to inherit, is what the lock needs, too: `flock`
-belongs to an open file, and the kernel releases it with the last descriptor of that, however the process ends.
+A pickled handle names a descriptor of its process; the process that unpickles it opens `/proc/PID/fd/N`. (A number
+alone means nothing in a worker, a descriptor sent beside the handle would have to go through every way to start a
+worker, and `pidfd_getfd` needs the right to trace.) The lock needs an open file of its own, too: the kernel releases a
+`flock` with the last descriptor of that file, however the process ends.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ __all__ = [
     "HEADER",
     "SharedBlock",
     "can_share",
-    "collected",
-    "copies",
     "counting",
+    "counting_paused",
     "note_pickled",
-    "uncounted",
+    "record_pickled",
+    "unshared_stats",
 ]
 
 LOCK_TIMEOUT_S = 5.0
-_PAUSE_S = 20e-6
-HEADER = 64  # bytes before the data: who made this
+_POLL_S = 20e-6
+HEADER = 64  # bytes before the data, which identify the block
 _MAGIC = struct.Struct("<16s16sQ")  # a name, a random key, the size of the data
 _NAME = b"aioenv shared 1\0"
 
-# One mapping for each block in a process, so that a process never waits for itself.
+# A process has one mapping of each block, so that it never waits for itself.
 _open: weakref.WeakValueDictionary[bytes, SharedBlock] = weakref.WeakValueDictionary()
-_opening = threading.Lock()
+_open_lock = threading.Lock()
 
 
 def can_share() -> bool:
-    """Whether this platform has memory without a name that other processes can open."""
+    """Return whether this platform has anonymous memory that other processes can open."""
     return hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")
 
 
 class SharedBlock:
-    """Zeros at first; shared with every process that unpickles it, or private if the platform can't share.
+    """Anonymous memory, zero at first, that is shared with every process that unpickles it; and a lock.
 
-    The block lives as long as the process that made it keeps it; then those that have opened it keep theirs.
+    Other processes can open the block as long as the process that made it keeps it; those that have it keep it.
 
     Args:
         size: bytes.
-        shared: False for memory of this process alone: pickled, it becomes an error.
+        shared: False for memory of this process alone, which can't be pickled.
 
     Attributes:
         data: a memoryview of its bytes.
         shared: whether other processes can open it.
-        key: which block it is, in any process.
+        key: identifies the block in any process.
         closed: whether `close` was called.
     """
 
@@ -74,18 +74,18 @@ class SharedBlock:
         self.shared = shared
         self.key = secrets.token_bytes(16)
         if not shared:
-            # (without saying so a forked child would write to it, too)
+            # copy-on-write: a forked child gets a copy of its own
             self._set_up(-1, mmap.mmap(-1, HEADER + size, access=mmap.ACCESS_COPY))
-            _open[self.key] = self  # for `_after_fork`: nobody asks for it by its key
+            _open[self.key] = self  # only for `_after_fork`
             return
         fd = os.memfd_create("aioenv-stats", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, HEADER + size)
             memory = mmap.mmap(fd, HEADER + size)
             try:
-                lock = _open_anew(f"/proc/self/fd/{fd}")
+                lock = _open_again(f"/proc/self/fd/{fd}")
             except OSError:
-                memory.close()  # it has a descriptor, too, which the traceback would keep
+                memory.close()  # it has a descriptor, too, which the traceback would keep open
                 raise
             _MAGIC.pack_into(memory, 0, _NAME, self.key, size)
             self._set_up(lock, memory)
@@ -95,18 +95,18 @@ class SharedBlock:
 
     def _set_up(self, fd: int, memory: mmap.mmap) -> None:
         self.data = memoryview(memory)[HEADER:]
-        self._fd = fd  # of the lock alone: the mapping has one of its own, which a forked child inherits
-        self._threads = threading.Lock()
-        # who made it has others to serve, and waits with a limit
-        self._how = LOCK_EX | LOCK_NB if self.shared else 0
+        self._fd = fd  # of the lock; the mapping has a descriptor of its own, which a forked child inherits
+        self._thread_lock = threading.Lock()
+        # the process that made the block serves others, so it waits with a limit
+        self._lock_flags = LOCK_EX | LOCK_NB if self.shared else 0
         self.closed = False
-        # what still views the memory keeps it; the descriptor goes
-        self._finalizer = weakref.finalize(self, _let_go, fd)
-        self._finalizer.atexit = False  # exit hooks may yet read it
+        # views keep the memory; the descriptor is closed
+        self._finalizer = weakref.finalize(self, _close_fd, fd)
+        self._finalizer.atexit = False  # exit handlers may still read it
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock: no other thread or process does. Who dies while holding it does not keep it."""
+        """Hold the lock. A process that dies while holding it releases it."""
         self.acquire()
         try:
             yield
@@ -114,31 +114,31 @@ class SharedBlock:
             self.release()
 
     def acquire(self) -> None:
-        """Take the lock; waits for who holds it. In the process that made the block, which has others to serve, 5 s.
+        """Acquire the lock. The process that made the block waits 5 s at most; others wait without a limit.
 
         Raises:
-            TimeoutError: if that was not long enough.
+            TimeoutError: if the lock was held longer.
             ClosedError: if the block is closed.
         """
-        self._threads.acquire()
+        self._thread_lock.acquire()
         try:
             if self.closed:
                 raise ClosedError("these shared statistics are closed")
             if self.shared:
-                flock(self._fd, self._how)
+                flock(self._fd, self._lock_flags)
         except BlockingIOError:
-            self._acquire_soon()
+            self._acquire_with_timeout()
         except BaseException:
             self.release()
             raise
 
-    def _acquire_soon(self) -> None:
+    def _acquire_with_timeout(self) -> None:
         began = time.monotonic()
         try:
             while True:
-                time.sleep(_PAUSE_S)  # holders need microseconds
+                time.sleep(_POLL_S)  # a holder needs microseconds
                 try:
-                    return flock(self._fd, self._how)
+                    return flock(self._fd, self._lock_flags)
                 except BlockingIOError:
                     if time.monotonic() - began > LOCK_TIMEOUT_S:
                         raise TimeoutError(
@@ -150,16 +150,16 @@ class SharedBlock:
             raise
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         try:
             if self.shared and not self.closed:
                 flock(self._fd, LOCK_UN)
         finally:
-            self._threads.release()
+            self._thread_lock.release()
 
     def close(self) -> None:
-        """Let go of the lock, and with the last view of it of the memory; other processes keep theirs. Idempotent."""
-        with self._threads:
+        """Close the lock; the memory is freed with its last view. Other processes keep theirs. Idempotent."""
+        with self._thread_lock:
             self.closed = True
             self._finalizer()
 
@@ -171,27 +171,27 @@ class SharedBlock:
         return _reopen, (self.key, os.getpid(), self._fd, len(self.data))
 
     def _after_fork(self) -> None:
-        """In a forked child: an open file of its own, or parent and child would hold each other's lock."""
-        self._threads = threading.Lock()
+        """Open the file of the lock again in a forked child: parent and child would share one lock."""
+        self._thread_lock = threading.Lock()
         if self.shared and not self.closed:
-            self._how = LOCK_EX
-            fd = _open_anew(f"/proc/self/fd/{self._fd}")
+            self._lock_flags = LOCK_EX
+            fd = _open_again(f"/proc/self/fd/{self._fd}")
             os.dup2(fd, self._fd, inheritable=False)
             os.close(fd)
 
 
-def _open_anew(path: str) -> int:
+def _open_again(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
-def _let_go(fd: int) -> None:
+def _close_fd(fd: int) -> None:
     if fd >= 0:
         os.close(fd)
 
 
 def _reopen(key: bytes, pid: int, fd: int, size: int) -> SharedBlock:
-    """What a handle is unpickled with: the block, of which there is one in a process."""
-    with _opening:
+    """Unpickle a handle: return the process's only mapping of the block."""
+    with _open_lock:
         block = _open.get(key)
         if block is None or block.closed:
             block = _open[key] = _attach(key, pid, fd, size)
@@ -201,12 +201,12 @@ def _reopen(key: bytes, pid: int, fd: int, size: int) -> SharedBlock:
 def _attach(key: bytes, pid: int, fd: int, size: int) -> SharedBlock:
     path = f"/proc/{pid}/fd/{fd}"
     try:
-        own = _open_anew(path)
+        own = _open_again(path)
         try:
             memory = mmap.mmap(own, HEADER + size)
             if _MAGIC.unpack_from(memory) != (_NAME, key, size):
                 raise ValueError("it is something else by now")
-            lock = _open_anew(f"/proc/self/fd/{own}")
+            lock = _open_again(f"/proc/self/fd/{own}")
         finally:
             os.close(own)
     except (OSError, ValueError) as exc:
@@ -219,13 +219,13 @@ def _attach(key: bytes, pid: int, fd: int, size: int) -> SharedBlock:
     block.shared = True
     block.key = key
     block._set_up(lock, memory)
-    block._how = LOCK_EX
+    block._lock_flags = LOCK_EX
     return block
 
 
 def _after_fork() -> None:
-    global _opening
-    _opening = threading.Lock()
+    global _open_lock
+    _open_lock = threading.Lock()
     for block in list(_open.values()):
         with contextlib.suppress(OSError):
             block._after_fork()
@@ -235,24 +235,24 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-# Statistics that are not in shared memory: a process has one of each, however often it is unpickled.
-copies: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
-# Whether samples count.
+# By key: statistics that are not in shared memory. A process has one of each, however often it is unpickled.
+unshared_stats: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
+# Whether new samples count in this process.
 counting = True
 
-_local = threading.local()  # `found`: what is being pickled in a thread
+_local = threading.local()  # `found`: the statistics that a thread has pickled, by id
 
 
 def note_pickled(stats: Any) -> None:
-    """These are being pickled."""
+    """Record, for `record_pickled`, that these statistics are being pickled."""
     found: dict[int, Any] | None = getattr(_local, "found", None)
     if found is not None:
         found[id(stats)] = stats
 
 
 @contextlib.contextmanager
-def collected() -> Iterator[list[Any]]:
-    """A list which at the end of the block has all statistics that this thread has pickled in it."""
+def record_pickled() -> Iterator[list[Any]]:
+    """Yield a list that gets, at the end of the block, all statistics that this thread has pickled within it."""
     listed: list[Any] = []
     _local.found = {}
     try:
@@ -263,8 +263,8 @@ def collected() -> Iterator[list[Any]]:
 
 
 @contextlib.contextmanager
-def uncounted() -> Iterator[None]:
-    """What this process sees meanwhile does not count: it was seen before."""
+def counting_paused() -> Iterator[None]:
+    """Ignore new samples in this process within the block: they were counted before."""
     global counting
     counting = False
     try:

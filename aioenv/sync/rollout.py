@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from aioenv.rollout.numbered_episodes import Episode
 from aioenv.rollout.recorder import Rollout
-from aioenv.rollout.rollout import Policy, takes
+from aioenv.rollout.rollout import Policy, has_parameter
 from aioenv.sync.blocking import BlockingVectorEnv
 from aioenv.sync.portal import SIGNAL_CHECK_S, Portal
 from aioenv.vector_env import AsyncVectorEnv
@@ -46,7 +46,7 @@ class PolicyRelay:
         self._envs = envs
         self._policy = policy
         self._name = name
-        self._wanted = [n for n in ("slots", "episodes", "started") if callable(policy) and takes(policy, n)]
+        self._wanted = [n for n in ("slots", "episodes", "started") if callable(policy) and has_parameter(policy, n)]
         self._requests: queue.SimpleQueue[PolicyRequest | None] = queue.SimpleQueue()
 
     async def ask(self, obs: Any, slots: Any = None, episodes: Any = None, started: Any = None) -> Any:

@@ -74,7 +74,7 @@ class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  
     def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
         if self._native is not None and timeout_s is None:
-            result = self._portal.run_while_idle(self._native._step_here, actions)
+            result = self._portal.run_while_idle(self._native._step_inline, actions)
             if result is not None:
                 return result
         return self._stepper.step(actions, timeout_s=timeout_s)
@@ -89,7 +89,7 @@ class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  
             return self._stepper.begin(actions)
         if self.closed:
             raise self._portal.closed_error()
-        return DeferredCall(partial(self.step, self._native._fit_here(actions)))
+        return DeferredCall(partial(self.step, self._native._checked_actions(actions)))
 
     @overload
     def render(self, mode: Literal["arrays"] | None = None) -> Any: ...

@@ -1,4 +1,4 @@
-"""For tests of code that uses aioenv: an env with faults, the contract of vector envs, and a check of what is left."""
+"""Tools for tests of code that uses aioenv: an env with faults, the contract of vector envs, and a leak check."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "MOMENTS", "FaultyEnv", "LeakError", "VectorEnvContract", "faulty_envs", "leak_check"]
 
 
-if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
+if not TYPE_CHECKING:  # type checkers would take any name for an existing one
 
     def __getattr__(name: str) -> Any:
-        # a worker that holds a FaultyEnv comes here too, and has no use for asyncio
+        # imported on first use: a worker with a FaultyEnv imports this package, and must not import asyncio
         if name == "VectorEnvContract":
             return importlib.import_module("aioenv.testing.contract").VectorEnvContract
         raise AttributeError(f"module 'aioenv.testing' has no attribute {name!r}")

@@ -1,12 +1,12 @@
-"""What every vector env behind aioenv's async API must do, as tests that any engine can run.
+"""The contract of vector envs with aioenv's async API, as tests that any implementation can run.
 
-Give a subclass a name that pytest collects, and say how an engine is started::
+Give a subclass a name that pytest collects, and implement `start`::
 
     class TestMine(VectorEnvContract):
         async def start(self, env_fns, **options):
             return await MyVectorEnv(env_fns, **options)
 
-Faults of processes are not among it: engines differ in what they lose (see `tests/faults/grid.py` for ours).
+Faults of processes are not tested, since implementations lose different things (see `tests/faults/grid.py` for ours).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aioenv.testing.faulty_env import faulty_envs
 
 __all__ = ["VectorEnvContract"]
 
-_STEPS = 60  # of CartPole: some episodes end
+_STEPS = 60  # enough for some episodes of CartPole to end
 
 
 def _actions(reference: SyncVectorEnv, seed: int = 0) -> Callable[[], Any]:
@@ -34,11 +34,11 @@ def _actions(reference: SyncVectorEnv, seed: int = 0) -> Callable[[], Any]:
 
 
 class VectorEnvContract:
-    """Tests of one engine; subclasses say how it is started.
+    """Tests of one implementation; subclasses implement `start`.
 
     Attributes:
-        env_id, env_kwargs: the task that it steps, for engines that can't step any; some episodes must end in 60 steps.
-        attribute: one of its attributes, which is a number.
+        env_id, env_kwargs: the task, for implementations that can't step any; some episodes must end in 60 steps.
+        attribute: a numeric attribute of the task's env.
     """
 
     env_id = "CartPole-v1"
@@ -46,7 +46,7 @@ class VectorEnvContract:
     attribute = "gravity"
 
     def factories(self, n: int) -> list[Callable[[], Any]]:
-        """What makes the envs of n slots."""
+        """Return the factories of n slots."""
         return [partial(gymnasium.make, self.env_id, **self.env_kwargs)] * n
 
     async def start(self, env_fns: Sequence[Callable[[], Any]], **options: Any) -> Any:
@@ -59,7 +59,7 @@ class VectorEnvContract:
         raise NotImplementedError
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that tests run on."""
+        """Make the loop that tests run on."""
         return asyncio.new_event_loop()
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
@@ -70,7 +70,7 @@ class VectorEnvContract:
     # ------------------------------------------------------------ results
 
     def test_the_same_seeds_give_gymnasiums_trajectories(self) -> None:
-        """Bit for bit, in every autoreset mode, infos' keys included."""
+        """Trajectories are equal bit for bit in every autoreset mode, keys of infos included."""
         for mode in AutoresetMode:
             self.run(self._trajectories(mode))
 
@@ -97,7 +97,7 @@ class VectorEnvContract:
             reference.close()
 
     def test_results_are_yours(self) -> None:
-        """With `copy=True` a later step does not change what an earlier one gave."""
+        """With `copy=True` a later step does not change the result of an earlier one."""
 
         async def test() -> None:
             envs = await self.start(self.factories(2), copy=True)
@@ -115,7 +115,7 @@ class VectorEnvContract:
     # ------------------------------------------------------------ errors
 
     def test_an_exception_touches_its_slot_alone(self) -> None:
-        """The error names the slot and has the others' results; the slot is back after a reset of it alone."""
+        """The error names the slot and has the others' results; a reset of that slot alone makes it work again."""
 
         async def test() -> None:
             envs = await self.start(faulty_envs(3, "raises", "step", slot=1, at=2))
@@ -144,7 +144,7 @@ class VectorEnvContract:
         self.run(test())
 
     def test_wrong_actions_send_nothing(self) -> None:
-        """They are refused as a whole, and the next step is the one that they would have been."""
+        """Wrong actions are refused as a whole, and the next step gives the result that they would have given."""
 
         async def test() -> None:
             reference = SyncVectorEnv(self.factories(2))
@@ -169,7 +169,7 @@ class VectorEnvContract:
     # ------------------------------------------------------------ alignment
 
     def test_a_cancelled_step_is_taken_or_dropped_never_mixed_up(self) -> None:
-        """What was sent is stepped; `recv` gives it, or the next step drops it."""
+        """The envs step; `recv` gives the result, or the next step drops it."""
         for take in (True, False):
             self.run(self._cancel(take))
 
@@ -182,7 +182,7 @@ class VectorEnvContract:
             await envs.reset(seed=5)
             reference.reset(seed=5)
             task = asyncio.ensure_future(envs.step(first))
-            await asyncio.sleep(0)  # it is sent now
+            await asyncio.sleep(0)  # the step is sent now
             cancelled = task.cancel()
             try:
                 result = await task
@@ -201,7 +201,7 @@ class VectorEnvContract:
             reference.close()
 
     def test_send_and_recv(self) -> None:
-        """One request a slot; results of slots that were sent, in their order; nothing to receive is an error."""
+        """A slot has one request at a time; results come ordered by slot; nothing to receive is an error."""
 
         async def test() -> None:
             reference = SyncVectorEnv(self.factories(3))
@@ -235,10 +235,10 @@ class VectorEnvContract:
 
         self.run(test())
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ calls and close
 
     def test_calls_and_attributes(self) -> None:
-        """One result a slot; attributes can be set, one value for all or one each."""
+        """A call gives one result a slot; an attribute can be set to one value for all slots or one each."""
 
         async def test() -> None:
             envs = await self.start(self.factories(2))
@@ -252,7 +252,7 @@ class VectorEnvContract:
         self.run(test())
 
     def test_close_is_idempotent_and_final(self) -> None:
-        """Closing twice is fine; anything else is a ClosedError."""
+        """A second close does nothing; any other use raises a ClosedError."""
 
         async def test() -> None:
             envs = await self.start(self.factories(2))

@@ -1,6 +1,6 @@
-"""`FaultyEnv`: a small env that behaves until its fault strikes, at a moment of your choice.
+"""`FaultyEnv`: a small env that works until its fault strikes, at a moment of your choice.
 
-It needs nothing else of aioenv, so any vector env can be tried with it::
+It imports nothing else of aioenv, so any vector env can be tested with it::
 
     envs = gymnasium.vector.AsyncVectorEnv(faulty_envs(4, "segfault", "step", slot=2, at=3))
 
@@ -27,7 +27,7 @@ __all__ = ["FAULTS", "MOMENTS", "FaultFactory", "FaultyEnv", "TwoArgumentError",
 
 Fault = Literal[
     "raises",  # a ValueError
-    "raises_two_args",  # an exception whose constructor wants two arguments, so that plain pickle can't restore it
+    "raises_two_args",  # an exception whose constructor takes two arguments, which plain pickle can't restore
     "raises_local",  # an exception whose class is defined in a function
     "raises_unpicklable",  # an exception that holds a lock
     "sys_exit",  # sys.exit(7)
@@ -36,7 +36,7 @@ Fault = Literal[
     "sigkill",
     "out_of_memory",  # allocates until the limit of the address space is reached, which raises MemoryError
     "hangs",  # sleeps for ever, in Python
-    "hangs_in_c",  # sleeps for ever in C with the GIL held: no other thread runs any more
+    "hangs_in_c",  # sleeps for ever in C with the GIL held, so that no other thread runs
     "ignores_sigterm",  # ignores SIGTERM, and hangs
     "slow",  # takes SLOW_S longer, then goes on
     "prints",  # 200 kB to descriptor 1, then goes on
@@ -53,7 +53,7 @@ Moment = Literal["import", "factory", "reset", "step", "render", "call", "close"
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
-# What is wrong with a value that is returned can strike only where such a value is returned.
+# Faults of a returned value can strike only where such a value is returned.
 _ONLY_AT: dict[str, tuple[str, ...]] = {
     "wrong_shape": ("reset", "step"),
     "wrong_dtype": ("reset", "step"),
@@ -66,18 +66,18 @@ EXIT_CODE = 7
 PRINTED_BYTES = 200_000
 FLOOD_BYTES = 4_000_000
 HUGE_BYTES = 50_000_000
-_MAX_COUNT = 2**24  # what float32 counts to
-_HEADROOM_BYTES = 64 << 20  # what may still be allocated once the address space is limited
+_MAX_COUNT = 2**24  # the largest count that float32 holds exactly
+_HEADROOM_BYTES = 64 << 20  # may still be allocated once the address space is limited
 _CHUNK_BYTES = 1 << 20
 
 
 def makes_sense(fault: str, when: str) -> bool:
-    """Whether a fault can strike at a moment: a wrong observation takes a moment that returns one."""
+    """Return whether a fault can strike at a moment: a wrong observation needs a moment that returns one."""
     return when in _ONLY_AT.get(fault, MOMENTS)
 
 
 class FaultyEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
-    """Counts its steps, until its fault strikes.
+    """An env that counts its steps until its fault strikes.
 
     Observations are float32 of shape (3,): slot, episode (from 1), step of the episode (from 0). The reward of a step
     is its number within the episode. Actions (two, discrete) change nothing. An image is uint8 of shape (4, 4, 3),
@@ -85,12 +85,12 @@ class FaultyEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     whose process survives it behaves from then on.
 
     Args:
-        fault: one of `FAULTS`; None: it never misbehaves.
+        fault: one of `FAULTS`; None for none.
         when: one of `MOMENTS`: while the factory is imported (see `factory`), in the constructor, or in `reset`,
             `step`, `render`, `answer` (a call of a method that is not Gymnasium's) or `close`.
         slot: shown in each observation.
-        at: which reset, step, … strikes, counted from 1 over the env's life.
-        length: how many steps until an episode is truncated; None: it never is.
+        at: the number of the reset, step, … that strikes, counted from 1 over the env's life.
+        length: the number of steps after which an episode is truncated; None for never.
         render_mode: as in Gymnasium.
 
     Raises:
@@ -127,11 +127,11 @@ class FaultyEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     def factory(
         cls, fault: Fault | None = None, when: Moment = "step", slot: int = 0, at: int = 1, **kwargs: Any
     ) -> FaultFactory:
-        """A picklable factory; arguments as for the constructor. With when="import", to unpickle it strikes."""
+        """Return a picklable factory; arguments as for the constructor. With when="import", unpickling it strikes."""
         return FaultFactory(fault, when, slot, at, **kwargs)
 
     def _strikes(self, moment: Moment) -> str | None:
-        """Count a moment. If the fault is due, do what it does; returns its name, should one come back from that."""
+        """Count a moment, and let the fault strike if it is due; return its name if the process survives."""
         count = self._counts[moment] = self._counts.get(moment, 0) + 1
         if moment != self._when or count != self._at or self._fault is None:
             return None
@@ -165,23 +165,23 @@ class FaultyEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         return obs, reward, False, self.t == self._length, info
 
     def render(self) -> Any:
-        """An image of the step's number."""
+        """Return an image filled with the step's number."""
         self._strikes("render")
         return np.full((4, 4, 3), self.t % 256, np.uint8)
 
     def answer(self) -> Any:
-        """1000 · slot + the step's number."""
+        """Return 1000 · slot + the step's number."""
         return _huge() if self._strikes("call") == "huge_info" else 1000 * self.slot + self.t
 
     def close(self) -> None:
-        """Let the fault strike, if this is its moment."""
+        """Close the env; the fault strikes if this is its moment."""
         self._strikes("close")
 
 
 class FaultFactory:
-    """Makes a `FaultyEnv`; pickles. With when="import" it strikes when it is unpickled.
+    """A picklable factory of a `FaultyEnv`. With when="import" the fault strikes when the factory is unpickled.
 
-    Where it is called without ever having been pickled (in the same process, or in a forked one), it strikes then.
+    If it is called without having been pickled (in the same process, or in a forked one), the fault strikes then.
     """
 
     def __init__(
@@ -216,18 +216,18 @@ def _unpickle(args: Any, kwargs: dict[str, Any]) -> FaultFactory:
 def faulty_envs(
     num_envs: int, fault: Fault | None, when: Moment = "step", *, slot: int = 0, at: int = 1, **kwargs: Any
 ) -> list[FaultFactory]:
-    """Factories for a vector env in which one slot has a fault.
+    """Return factories for a vector env in which one slot has a fault.
 
     Args:
-        num_envs: how many.
-        fault: the fault of `slot`; None for none at all.
-        when: when it strikes.
-        slot: the slot that has it; each env shows its own slot in its observations.
+        num_envs: the number of factories.
+        fault: the fault of `slot`; None for none.
+        when: the moment at which it strikes.
+        slot: the slot that has the fault; each env shows its own slot in its observations.
         at: as for `FaultyEnv`.
         **kwargs: more arguments for every `FaultyEnv`.
 
     Raises:
-        ValueError: if the arguments make no sense to `FaultyEnv`, or `slot` is none of them.
+        ValueError: if `FaultyEnv` refuses the arguments, or `slot` is out of range.
     """
     if not 0 <= slot < num_envs:
         raise ValueError(f"slot: expected a number from 0 to {num_envs - 1}, got {slot}")
@@ -245,11 +245,11 @@ def _check(fault: str | None, when: str, at: int) -> None:
         raise ValueError(f"at: expected a number from 1, got {at}")
 
 
-# ---------------------------------------------------------------- what the faults do
+# ---------------------------------------------------------------- the faults
 
 
 class TwoArgumentError(Exception):
-    """Its constructor takes two arguments but keeps one, so plain pickle restores it with a TypeError."""
+    """An exception whose constructor takes two arguments but keeps one, so that unpickling it raises a TypeError."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{text} ({code})")
@@ -257,9 +257,9 @@ class TwoArgumentError(Exception):
 
 
 def strike(fault: Fault) -> None:
-    """Do what a fault does; returns if the process can go on."""
+    """Let a fault strike; returns if the process can go on."""
     act = _ACTS.get(fault)
-    if act is not None:  # the others are about what is returned
+    if act is not None:  # the others change returned values
         act()
 
 
@@ -293,7 +293,7 @@ def _os_exit() -> NoReturn:
 def _segfault() -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no file for it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no core file
     ctypes.string_at(0)
 
 
@@ -302,7 +302,7 @@ def _sigkill() -> None:
 
 
 def _run_out_of_memory() -> None:
-    """Ends in a MemoryError; the limit is as it was when that leaves."""
+    """Raise a MemoryError; the limit is restored by then."""
     import resource
 
     with open("/proc/self/statm", encoding="utf-8") as file:
@@ -329,7 +329,7 @@ def _hang_in_c() -> NoReturn:
 
 
 def _ignore_sigterm() -> NoReturn:
-    # only the main thread may set handlers through `signal`; this way does for any
+    # the signal module works only on the main thread; this works on any
     ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(int(signal.SIG_IGN)))
     _hang()
 

@@ -1,4 +1,4 @@
-"""`leak_check`: what a block of code left behind, of processes, descriptors, threads and shared memory."""
+"""`leak_check`: fail if a block of code leaves processes, descriptors, threads or shared memory behind."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["LeakError", "Resources", "leak_check"]
 
 
 class LeakError(AssertionError):
-    """Something was left behind; the message lists it."""
+    """A block left resources behind; the message lists them."""
 
 
-# How many times as long names in shared memory may stay: any process may put some there and take them away again.
-_NAMES_TIMES = 8
+# Names in shared memory may stay this many times longer, since any process may add and remove some.
+_SHARED_MEMORY_FACTOR = 8
 # Loops whose spare descriptor has been seen.
-_spared: weakref.WeakSet[Any] = weakref.WeakSet()
+_loops_with_spare: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Resources(NamedTuple):
-    """What this process holds: number or name → how to call it in a message."""
+    """The resources of this process: number or name → description for messages."""
 
     children: dict[int, str]
     fds: dict[int, str]
@@ -37,29 +37,28 @@ class Resources(NamedTuple):
 
     @classmethod
     def now(cls) -> Resources:
-        """Take stock. On systems without /proc, of threads alone."""
+        """List the resources now; on systems without /proc only threads."""
         threads = {t.ident or 0: f"thread {t.name!r}" for t in threading.enumerate()}
         return cls(_children(), _fds(), threads, _shared_memory())
 
     def since(self, before: Resources) -> list[str]:
-        """What is here and was not before."""
+        """Return descriptions of the resources that were not there before."""
         pairs: Any = zip(self, before, strict=True)
-        # compared by text too: a descriptor's number may have come to mean something else
+        # the text is compared, too: a descriptor's number may have been reused
         left = [(key, text) for now, then in pairs for key, text in now.items() if then.get(key) != text]
         others = _mapped_elsewhere() if any(key in self.shared_memory for key, _ in left) else set()
         return [text for key, text in left if key not in others]
 
 
 def _children() -> dict[int, str]:
-    """Child processes, zombies included."""
+    """Return child processes, zombies included."""
     children: dict[int, str] = {}
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for pid in map(int, task.read_text(encoding="utf-8").split()):
-                with contextlib.suppress(OSError):  # it is gone, and the others are not
-                    stat = Path(f"/proc/{pid}/stat").read_text(
-                        encoding="utf-8", errors="replace"
-                    )  # a name may be any bytes
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    # (a name may be any bytes)
+                    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
                     name = stat[stat.index("(") + 1 : stat.rindex(")")]
                     children[pid] = f"process {pid} ({name})"
     return children
@@ -69,7 +68,7 @@ def _fds() -> dict[int, str]:
     fds: dict[int, str] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # the listing's own is gone again
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed again
                 fds[int(name)] = f"fd {name} → {os.readlink(f'/proc/self/fd/{name}')}"
     return fds
 
@@ -81,30 +80,30 @@ def _shared_memory() -> dict[str, str]:
 
 
 def _mapped_elsewhere() -> set[str]:
-    """Names in shared memory that processes other than this one have mapped: theirs, not ours."""
+    """Return names in shared memory that other processes have mapped, and so own."""
     names: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         if maps.parent.name != str(os.getpid()):
-            with contextlib.suppress(OSError):  # it has ended, or is none of our business
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                 names.update(re.findall(r"/dev/shm/(\S+)", maps.read_text(encoding="utf-8", errors="replace")))
     return names
 
 
 @cache
-def _open_what_stays() -> None:
-    """With its first loop uvloop opens a pipe for signals, once for the process: no block leaves that behind."""
+def _open_permanent_pipe() -> None:
+    """Make a first loop, with which uvloop opens a pipe for signals that stays open for the life of the process."""
     from aioenv.make import new_event_loop
 
     new_event_loop().close()
 
 
 def _without_spare(left: list[str]) -> list[str]:
-    """Leave out the one descriptor of /dev/null that a running uvloop keeps from its first stream on."""
+    """Leave out the descriptor of /dev/null that a running uvloop opens with its first stream and keeps."""
     loop = asyncio._get_running_loop()  # None if none runs
     spare = next((text for text in left if text.startswith("fd ") and text.endswith(f" → {os.devnull}")), None)
-    if spare is None or not type(loop).__module__.startswith("uvloop") or loop in _spared:
+    if spare is None or not type(loop).__module__.startswith("uvloop") or loop in _loops_with_spare:
         return left
-    _spared.add(loop)
+    _loops_with_spare.add(loop)
     return [text for text in left if text != spare]
 
 
@@ -113,22 +112,22 @@ def leak_check(timeout_s: float = 2.0) -> Iterator[None]:
     """Fail if the block leaves a child process, descriptor, thread or name in shared memory behind.
 
     Args:
-        timeout_s: how long threads and processes that are about to end may take, in seconds.
+        timeout_s: how long ending threads and processes may take, in seconds.
 
     Raises:
-        LeakError: if something is left; it is raised only if the block itself did not raise.
+        LeakError: if resources are left, unless the block itself raised.
     """
-    _open_what_stays()
+    _open_permanent_pipe()
     before = Resources.now()
     yield
-    began = time.monotonic()
+    start = time.monotonic()
     left = _without_spare(Resources.now().since(before))
     while left:
-        # names whose owner has just ended are soon removed by others' resource trackers
-        patience_s = timeout_s * (_NAMES_TIMES if all(text.startswith("shared memory") for text in left) else 1)
-        if time.monotonic() - began > patience_s:
+        # the resource trackers of other processes soon remove names whose owner has just ended
+        limit_s = timeout_s * (_SHARED_MEMORY_FACTOR if all(text.startswith("shared memory") for text in left) else 1)
+        if time.monotonic() - start > limit_s:
             raise LeakError("left behind: " + "; ".join(left))
         time.sleep(0.01)
-        # what appears only now, in shared memory say, is somebody else's
+        # resources that appear only now, such as names in shared memory, belong to others
         now = Resources.now().since(before)
         left = [text for text in left if text in now]

@@ -1,1 +1,1 @@
-"""What runs inside a worker process: a blocking loop around a service. No asyncio (35 ms a worker)."""
+"""The code that runs inside a worker process: a blocking loop around a service. It imports no asyncio (35 ms)."""

@@ -26,7 +26,7 @@ from aioenv.state.render_source import EnvRenderable, MujocoSource, find_pixel_r
 from aioenv.state.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.state.wrapper_stack import REMEDY
 from aioenv.stats.counters import SeedPlan
-from aioenv.stats.sharing import copies, uncounted
+from aioenv.stats.sharing import counting_paused, unshared_stats
 from aioenv.worker import worker_context
 from aioenv.worker.description import EnvDescription, FirstCheckpoints, check_env, describe_envs
 from aioenv.worker.row_buffers import ActionRows, ResultRows
@@ -230,7 +230,7 @@ class EnvService(SlotService):
             return None  # a state that overflows may do so in the next step, too: don't write it twice
         buffers, schemas = self._rows.step_buffers, self._gatherer.c_schemas
         fixed, extras = buffers(0, len(self._envs)), self._write_extras
-        return (
+        return FastPath(
             self._action_views,
             self._actions.array,
             *self._stepper.c_arguments,
@@ -472,12 +472,12 @@ class EnvService(SlotService):
 
     def take_stats(self) -> dict[bytes, dict[int, Any]]:
         """Take the new samples of statistics that are copies in this process, by key and slot."""
-        return {key: taken for key, stats in list(copies.items()) if (taken := stats.take())}
+        return {key: taken for key, stats in list(unshared_stats.items()) if (taken := stats.take())}
 
     def load_stats(self, states: dict[bytes, dict[str, Any]]) -> None:
         """Bring those copies up to date with the parent's statistics."""
         for key, state in states.items():
-            stats = copies.get(key)
+            stats = unshared_stats.get(key)
             if stats is not None:
                 stats.load_state_dict(state)
 
@@ -546,7 +546,7 @@ class EnvService(SlotService):
         overflow = overflow or [(None, None)] * len(rows)
         for row, start, operation, end, rest in zip(rows, before, operations, after, overflow, strict=True):
             try:
-                with uncounted():  # statistics have counted these steps already
+                with counting_paused():  # statistics have counted these steps already
                     outcomes.append(self._resume(row, start, operation, end, rest))
             except Exception as exc:
                 outcomes.append(f"{type(exc).__name__}: {exc}")

@@ -1,7 +1,7 @@
 """The fork server: a single-threaded process that has imported what workers need, and forks them.
 
 It is also the guardian: when the process that it serves is gone, in whatever way, it kills the process groups of all
-workers, of spawned ones too. It ends when its control socket does.
+workers, of spawned ones too. It descriptors when its control socket does.
 
 The parent starts `python -c` (see `bootstrap` in `process/environment.py`). A fork server that only guards spawned
 workers imports almost nothing.
@@ -67,7 +67,7 @@ class Server:
 
     Args:
         control: the socket that requests come from.
-        parent_pid: the parent; the server cleans up and ends once it is gone.
+        parent_pid: the parent; the server cleans up and descriptors once it is gone.
     """
 
     def __init__(self, control: socket.socket, parent_pid: int) -> None:
@@ -106,14 +106,14 @@ class Server:
                 request, fds, complete = self._receive()
                 if request is None:
                     return None
-                ends = self._handle(request, fds, complete)
-                if ends is not None:
+                descriptors = self._handle(request, fds, complete)
+                if descriptors is not None:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, self._on_child)
                     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                     for fd in (parent, wake, wake_write):
                         os.close(fd)
-                    return ends
+                    return descriptors
 
     def _receive(self) -> tuple[Any, list[int], bool]:
         """Return the next request, its descriptors, and whether that is all of them; (None, …) at the end."""
@@ -166,7 +166,7 @@ class Server:
             if _count_threads() > before or not _open_connections() <= connections:
                 self._unfit = UnfitNotice(module)
         # once here, so that no worker has to
-        self._compile([name for name in needed if ":" in name], again=bool(new_modules))
+        self._compile([name for name in needed if ":" in name], modules_changed=bool(new_modules))
         if new_modules:
             boot.become_subreaper()
             if "gymnasium" in sys.modules:
@@ -175,9 +175,9 @@ class Server:
             importlib.import_module("aioenv.worker.forkserver_warmup").fill_holes()
             gc.freeze()  # else the first full collection of each worker copies all of it
 
-    def _compile(self, envs: list[str], *, again: bool) -> None:
+    def _compile(self, envs: list[str], *, modules_changed: bool) -> None:
         """Compile the models of these classes of envs if that was not done yet."""
-        if again and "mujoco" in sys.modules:  # the first model takes 0.2 MiB and a millisecond more
+        if modules_changed and "mujoco" in sys.modules:  # the first model takes 0.2 MiB and a millisecond more
             self._envs = []
             with contextlib.suppress(Exception):
                 sys.modules["mujoco"].MjModel.from_xml_string("<mujoco/>")
@@ -352,15 +352,15 @@ def main(parent_pid: int, control_fd: int) -> None:
     """Run a fork server until the control socket or the parent ends; in a forked process, run the worker."""
     declare_worker_process()
     variables = dict(os.environ)
-    for name in ("SIGINT", *IGNORABLE):  # signals to a whole job, say: the server ends with its parent
+    for name in ("SIGINT", *IGNORABLE):  # signals to a whole job, say: the server descriptors with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     prepare_streams_for_pipes()
     os.set_inheritable(control_fd, False)  # it was, to get here
     server = Server(socket.socket(fileno=control_fd), parent_pid)
-    ends = server.serve()
-    if ends is None:
+    descriptors = server.serve()
+    if descriptors is None:
         server.end()
         os._exit(0)
-    os.dup2(ends.output, 2)
-    os.close(ends.output)
-    boot.run_worker(ends.read, ends.write, ends.row_mark, ends.memory, variables)
+    os.dup2(descriptors.output, 2)
+    os.close(descriptors.output)
+    boot.run_worker(descriptors.read, descriptors.write, descriptors.row_mark, descriptors.memory, variables)

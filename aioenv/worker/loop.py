@@ -14,7 +14,7 @@ from aioenv.definitions.restore import restore
 from aioenv.errors import WireError
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import CallRequest, Start, dump, load, load_code
-from aioenv.platform import leave_cpus_to_others
+from aioenv.platform import limit_cpus
 from aioenv.tracing.ring import TRACE, Handle, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_setup import prepare_contexts, prepare_mujoco
@@ -143,7 +143,7 @@ class _Loop:
         """Bring this process into the state that the parent asks for."""
         if start.cpus is not None:
             os.sched_setaffinity(0, start.cpus)
-        leave_cpus_to_others(start.cpu_share)
+        limit_cpus(start.cpu_share)
         adopt_parent_environment(start, self._variables_before)
         if start.authkey:  # set before anything is unpickled, since a manager's objects connect then
             current_process().authkey = start.authkey

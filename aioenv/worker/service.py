@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from aioenv.ipc.exceptions import dump_exception
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
@@ -29,8 +29,41 @@ __all__ = [
     "describe_failure",
 ]
 
-# The objects that `speedups.serve_express` works on: see `aioenv/speedups/worker.c`.
-FastPath: TypeAlias = "tuple[Any, ...]"
+
+class FastPath(NamedTuple):
+    """The objects that C needs to answer plain steps (see `speedups.serve_express`).
+
+    Attributes:
+        views: where a request's fixed part is read into: the number of the shared batch, if there are several, and the
+            actions.
+        actions: the array of all actions.
+        steps, resets: the envs' methods.
+        pending: what each row's next step is (see `speedups.step_rows`).
+        seeds: for the next resets, by row.
+        at_end: what is pending after the end of an episode.
+        mark: the word of shared memory that holds the current row.
+        into: where results go, for each shared batch.
+        fixed_of: gives the arrays that travel for some successive rows.
+        schemas: the `NumericSchema`s.
+        fixed: the arrays that travel for all rows.
+        write_extras: writes the states and checkpoints of successive rows, and returns False if Python must reply;
+            None: there are none.
+    """
+
+    views: Any
+    actions: Any
+    steps: list[Any]
+    resets: list[Any]
+    pending: list[int]
+    seeds: dict[int, int]
+    at_end: int
+    mark: Any
+    into: list[Any]
+    fixed_of: Callable[[int, int], Any]
+    schemas: list[Any]
+    fixed: Any
+    write_extras: Callable[[int, int], bool] | None
+
 
 # An exception's message may hold a whole array. It is sent twice, as the traceback ends with it, and may be logged.
 _MAX_TEXT = 16 << 10

@@ -26,7 +26,7 @@ __all__ = ["Infos", "LostEnvReset", "Resumable", "VectorCheckpoints"]
 Rows = npt.NDArray[np.float64]
 
 # the words of a row: first these, then the env's own words, or the length of a pickle and the pickle
-_STATUS, _CLOCK, _OVER, _ENV = 0, 1, 2, 3
+_STATUS, _CLOCK, _ENDED, _ENV = 0, 1, 2, 3
 _VALID, _UNREADABLE, _NOT_STARTED = 1, 2, 3
 _MISSING = {
     0: "there is no state",
@@ -107,11 +107,11 @@ class VectorCheckpoints:
         self._mine = self.array[:, _ENV:] if self._pickles else self.array[:, _ENV : self.size]
         self.capture(np.zeros(self._n, np.bool_), complete=True)
 
-    def capture(self, over: npt.NDArray[np.bool_], *, complete: bool) -> None:
+    def capture(self, ended: npt.NDArray[np.bool_], *, complete: bool) -> None:
         """Write the current states of all slots; this does not raise.
 
         Args:
-            over: whether each slot's episode has just ended.
+            ended: whether each slot's episode has just ended.
             complete: False if some slots have no episode yet, so that these checkpoints can't be resumed.
         """
         words = self._words
@@ -120,7 +120,7 @@ class VectorCheckpoints:
         if not complete:
             return
         words[:, _CLOCK] = self._clock
-        words[:, _OVER] = over
+        words[:, _ENDED] = ended
         try:
             if self._pickles:
                 self._write_pickles()
@@ -166,11 +166,11 @@ class VectorCheckpoints:
             self._holder.set_state([self._unpack(*pair) for pair in zip(words, overflow, strict=True)], range(self._n))
         else:
             self._holder.set_checkpoints(words[:, _ENV : self.size].view(np.float64), newest)
-        over = words[:, _OVER].astype(np.bool_)
-        self.capture(over, complete=True)
+        ended = words[:, _ENDED].astype(np.bool_)
+        self.capture(ended, complete=True)
         if not self._pickles:  # the same state may pickle in two ways
             self._compare(words, newest)
-        return over
+        return ended
 
     def _unpack(self, words: npt.NDArray[np.uint64], overflow: bytes | None) -> Any:
         length = int(words[_ENV])

@@ -150,8 +150,7 @@ class VectorService(SlotService):
             infos = [(info, range(self._n))]
         else:
             obs, reward, terminated, truncated, infos = self._lost.step(actions)
-            if self._lost.done:
-                self._lost = None
+            self._end_recovery_if_done()
         flags = self._flags(reward, terminated, truncated)
         self._ended = flags[1] | flags[2]
         self._resumed = False
@@ -169,8 +168,7 @@ class VectorService(SlotService):
             infos = [(info, rows)]
         else:
             obs, reward, terminated, truncated, infos = self._lost.step(actions, rows)
-            if self._lost.done:
-                self._lost = None
+            self._end_recovery_if_done()
         flags = [column[rows] for column in self._flags(reward, terminated, truncated)]
         self._ended[rows] = flags[1] | flags[2]
         seen = np.zeros(self._n, np.bool_)
@@ -197,13 +195,16 @@ class VectorService(SlotService):
         lost = self._lost
         reset = lost.reset if lost is not None else partial(reset_vector_env, self._env)
         obs, info = reset(_seed(rows, request.seeds, self._n, request.listed_seeds), mask, request.options)
-        if lost is not None and lost.done:
-            self._lost = None
+        self._end_recovery_if_done()
         self._ended[list(rows)] = False
         if request.reply_rows is not None:
             return self._reply(obs, [], [(info, rows)], request.reply_rows, mask)
         shown = every if request.reply_all_rows else rows
         return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed or lost is not None else None)
+
+    def _end_recovery_if_done(self) -> None:
+        if self._lost is not None and self._lost.done:
+            self._lost = None
 
     def _reply(
         self,
@@ -255,8 +256,7 @@ class VectorService(SlotService):
         done = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]
         if self._lost is not None:
             self._lost.mark_started(done)
-            if self._lost.done:
-                self._lost = None
+            self._end_recovery_if_done()
         if (checkpoints := self._checkpoints) is None:
             return _dumped(outcomes)
         checkpoints.capture(self._ended, complete=self._lost is None)
