@@ -245,7 +245,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     # ------------------------------------------------------------ start and close
 
     async def _ensure_started(self) -> Self:
-        """Start the workers, once. If this is cancelled, they are killed.
+        """Start the workers, once. If this is cancelled, they are ended.
 
         Raises:
             WorkerStartError: if an env could not be made; it has the worker's traceback.
@@ -826,7 +826,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
         """Return images of the states that `reset` and `step` (or `recv`) returned last.
 
-        With `render=` given to the constructor they are drawn from the very states that were returned, beginning with
+        With `render=` given to the constructor they are drawn from the states that were returned, beginning with
         the reply, and a step may be in flight meanwhile. Without it, this is `call("render")`: with `pixels=` the
         images that the observations hold, several cameras side by side; else the images that the envs draw themselves
         if they were made with a `render_mode` such as "rgb_array", or None. If this is cancelled, the images are drawn

@@ -1,4 +1,4 @@
-"""What tests of blocking code share: a loop that stands still, signals, steps in two, forked copies."""
+"""What tests of blocking code share: a loop that pauses, signals, steps in two parts, forked copies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import signal
 import aioenv
 
 
-def parked(envs):
-    """Have its loop stand still before this returns."""
+def paused(envs):
+    """Wait until the loop of a blocking vector env pauses."""
     portal = envs._portal
     while not portal._handoff._paused or portal._handoff._turn_requested:
         portal.run(int)

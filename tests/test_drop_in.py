@@ -324,11 +324,11 @@ def test_the_step_after_a_timeout_gets_its_own_result(gate):
         assert np.array_equal(envs.reset_wait(timeout=60)[0], first)
 
 
-@pytest.mark.parametrize("visits", [True, False])
-def test_a_result_that_is_there_needs_no_time(visits):
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_result_that_is_there_needs_no_time(inline):
     with AsyncVectorEnv(counters(2, length=99), num_workers=1) as envs:
         envs.reset(seed=0)
-        if not visits:
+        if not inline:
             envs._portal.may_pause = None
         for timeout in (0, -1, 1e-6):
             for _ in range(3):

@@ -7,9 +7,7 @@ for another; paused slots, numbered episodes, a single slot and `send` have a gr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from math import prod
-from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +41,7 @@ class WorkerGroup:
 
     Args:
         scheduler: sends the requests and waits for the replies.
-        slots: ascending within each worker; the slots of one worker next to each other.
+        slots: ascending.
         whole: whether these are all slots, whose requests use the shared batches, in turn where results are views.
 
     Attributes:
@@ -56,38 +54,38 @@ class WorkerGroup:
         self._index = as_index(slots)
         self._scheduler = scheduler
         self._whole = whole
-        self._shares = [(member, slots[order]) for member, order in scheduler.worker_pool.shares(slots)]
+        self._shares = scheduler.worker_pool.shares(slots)
         # the rows of each worker; None: all
         self._rows = [None if _holds_only(m, mine) else compact((mine - m.start).tolist()) for m, mine in self._shares]
+        # made with the first use: a group may be used once
+        self._pool: BatchRequestPool | None = None
+        self._cuts: list[list[slice]] = []  # the bytes of each worker in each array of actions
+        self._payloads: list[bytes] = []  # the payload of a step for each worker, if actions are no objects
         self._request: BatchRequest | None = None  # in flight, for `recv`
 
-    @cached_property
-    def _requests(self) -> BatchRequestPool:
-        return BatchRequestPool(self._make, in_turn=self._whole and not self._scheduler.copy)
+    def _acquire(self) -> BatchRequest:
+        if self._pool is None:
+            self._pool = BatchRequestPool(self._make, in_turn=self._whole and not self._scheduler.copy)
+        return self._pool.acquire()
 
     def _make(self, shared_batch: int) -> BatchRequest:
         return self._scheduler.dispatcher.make_request(
             self._shares, shared_batch if self._whole else COPIED, reused=shared_batch != COPIED
         )
 
-    @cached_property
-    def _payloads(self) -> list[bytes]:
-        """The payload of a step for each worker, unless actions are objects."""
-        return [step_payload(rows, ()) for rows in self._rows]
+    def _prepare_next(self) -> None:
+        """Have the next request of all slots ready, while the workers are busy."""
+        if self._whole and self._pool is not None:
+            self._pool.prepare()
 
-    @cached_property
-    def _spans(self) -> list[tuple[int, int]]:
-        """The rows of the group that each worker has."""
-        stops = np.cumsum([len(mine) for _, mine in self._shares]).tolist()
-        return list(zip([0, *stops], stops, strict=False))
-
-    @cached_property
-    def _cuts(self) -> list[list[slice]]:
-        """The bytes of each worker in each array of actions that is not in shared memory."""
-        shared = self._scheduler.dispatcher.shared_actions
-        leaves = [leaf for i, leaf in enumerate(self._scheduler.actions.leaves) if i not in shared]
-        sizes = [leaf.dtype.itemsize * prod(leaf.shape) for leaf in leaves]
-        return [[slice(start * size, stop * size) for size in sizes] for start, stop in self._spans]
+    def _prepare_fast_path(self) -> None:
+        """Compute the payloads and cuts of a step whose actions are arrays in frames: they are the same each time."""
+        sizes = [leaf.dtype.itemsize * prod(leaf.shape) for leaf in self._scheduler.actions.leaves]
+        self._payloads = [step_payload(rows, ()) for rows in self._rows]
+        stop = 0
+        for _, mine in self._shares:
+            start, stop = stop, stop + len(mine)
+            self._cuts.append([slice(start * size, stop * size) for size in sizes])
 
     # ------------------------------------------------------------ requests
 
@@ -110,39 +108,32 @@ class WorkerGroup:
         scheduler.table.check_send(self._index, name, reset=False)
         if not (waiting and given is None and not objects and not scheduler.dispatcher.shared_actions):
             return self._submit(self._step_requests(arrays, objects, given), stepped=True, waiting=waiting)
+        if not self._payloads:
+            self._prepare_fast_path()
         views = list(map(byte_view, arrays))
-        request = self._requests.acquire()
+        request = self._acquire()
         try:
             scheduler.begin(request, self._index, stepped=True)
             scheduler.dispatcher.submit_steps(request, views, self._cuts, self._payloads)
-            if self._whole:
-                self._requests.prepare()
+            self._prepare_next()
         except BaseException:
             scheduler.roll_back(request)
             raise
         return request
 
     def _step_requests(self, arrays: Arrays, objects: Objects, given: Sequence[Any] | None) -> list[SentRequest]:
-        payloads = self._payloads
-        if objects or given is not None:
-            table = self._scheduler.worker_pool.definitions
-            payloads = [
-                step_payload(
-                    rows,
-                    [column[start:stop] for column in objects],
-                    None if given is None else list(given[start:stop]),
-                    table,
-                )
-                for rows, (start, stop) in zip(self._rows, self._spans, strict=True)
-            ]
         shared = self._scheduler.dispatcher.shared_actions
-        views = [byte_view(array) for i, array in enumerate(arrays) if i not in shared]
-        sent = []
-        for i, (_, mine) in enumerate(self._shares):
-            start, stop = self._spans[i]
-            fixed: Any = list(map(getitem, views, self._cuts[i]))
+        table = self._scheduler.worker_pool.definitions
+        n = len(self.slots)
+        sized = [(byte_view(array), array.nbytes // n) for i, array in enumerate(arrays) if i not in shared]
+        sent, stop = [], 0
+        for (_, mine), rows in zip(self._shares, self._rows, strict=True):
+            start, stop = stop, stop + len(mine)
+            own = None if given is None else list(given[start:stop])
+            payload = step_payload(rows, [column[start:stop] for column in objects], own, table)
+            fixed = [view[start * size : stop * size] for view, size in sized]
             placed = {number: arrays[number][start:stop] for number in shared} if arrays else None
-            sent.append(SentRequest(Kind.STEP, fixed, payloads[i], mine, placed))
+            sent.append(SentRequest(Kind.STEP, fixed, payload, mine, placed))
         return sent
 
     def reset(
@@ -204,7 +195,7 @@ class WorkerGroup:
         """Send requests to all workers of the group; gives the (last) request that they are parts of."""
         scheduler = self._scheduler
         if waiting:
-            requests = [self._requests.acquire()]
+            requests = [self._acquire()]
         else:
             # with images one for each worker: the images of a request are shown when all are drawn
             apart = [[share] for share in self._shares] if scheduler.images is not None else [self._shares]
@@ -215,8 +206,8 @@ class WorkerGroup:
                 scheduler.begin(request, self._index if len(requests) == 1 else request.index, stepped=stepped)
             for (request, part), one in zip(parts, sent, strict=True):
                 scheduler.dispatcher.submit(request, part, one)
-            if waiting and self._whole:
-                self._requests.prepare()
+            if waiting:
+                self._prepare_next()
         except BaseException:
             for request in requests:
                 scheduler.roll_back(request)
@@ -287,7 +278,8 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Release the memory of results, except for what is in flight; nothing more is sent."""
-        self._requests.clear()
+        if self._pool is not None:
+            self._pool.clear()
 
 
 def _holds_only(member: WorkerSlots, slots: Slots) -> bool:
@@ -359,7 +351,7 @@ class WorkerRolloutBackend:
         """
         scheduler = self._scheduler
         self._stepped = live = scheduler.table.active
-        shares = [live[order] for _, order in scheduler.worker_pool.shares(live)]
+        shares = [mine for _, mine in scheduler.worker_pool.shares(live)]
         if whole_workers or scheduler.worker_pool.vectorized:
             spans = spread(len(shares), min(groups, len(shares)))
             return [WorkerGroup(scheduler, np.concatenate(shares[start:stop])) for start, stop in spans]

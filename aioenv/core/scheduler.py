@@ -353,11 +353,17 @@ class RequestScheduler:
         paused = self.table.paused
         used = None if paused is None else np.flatnonzero(~paused[numbers])
         arrays, objects = self.actions.take_apart(actions, len(numbers), used)
-        rows = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
-        if not len(rows):
+        if slots is None and paused is None:
+            self._everyone.step(arrays, objects, "send", waiting=False)
             return
-        rows = rows[np.argsort(numbers[rows])]
-        if len(rows) < len(numbers) or (rows[1:] < rows[:-1]).any():
+        rows: Slots | None = None  # in which order the actions are sent; None: as they are
+        if paused is not None:
+            rows = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
+            if not len(rows):
+                return
+        if (numbers[1:] < numbers[:-1]).any():
+            rows = np.argsort(numbers) if rows is None else rows[np.argsort(numbers[rows])]
+        if rows is not None:
             numbers, arrays = numbers[rows], [array[rows] for array in arrays]
             objects = [[column[i] for i in rows.tolist()] for column in objects]
         WorkerGroup(self, numbers).step(arrays, objects, "send", waiting=False)
@@ -475,8 +481,11 @@ class RequestScheduler:
         Returns:
             The request, for the slots whose workers are free; None if there are none.
         """
-        shares = [(member, slots[order]) for member, order in self.worker_pool.shares(slots)]
-        shares = [(m, mine) for m, mine in shares if m.worker.state in ACCEPTS_REQUESTS and not m.worker.busy]
+        shares = [
+            (m, mine)
+            for m, mine in self.worker_pool.shares(slots)
+            if m.worker.state in ACCEPTS_REQUESTS and not m.worker.busy
+        ]
         if not shares:
             return None
         request = self.dispatcher.make_request(shares, COPIED, reused=False)
@@ -503,10 +512,10 @@ class RequestScheduler:
         """Raise if these slots can't be stepped without the others of their worker (see `Backend.check_steps_some`)."""
         if self.worker_pool.steps_some:
             return
-        for member, order in self.worker_pool.shares(slots):
-            if len(order) < member.stop - member.start:
+        for member, mine in self.worker_pool.shares(np.sort(slots)):
+            if len(mine) < member.stop - member.start:
                 raise refuse_some(
-                    f"{name}: slots {np.sort(slots[order]).tolist()}",
+                    f"{name}: slots {mine.tolist()}",
                     f"the vector env of slots {member.start} to {member.stop - 1}",
                 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -156,7 +156,7 @@ class WorkerPool:
         assert config.code is not None
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
-        self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
+        self._stops = np.array([stop for _, stop in spans])
         same: dict[Schema, Schema] = {}
         seen_warnings: set[str] = set()
         # with fewer CPUs than workers, a worker that polls would take the CPU of another
@@ -348,19 +348,16 @@ class WorkerPool:
         """
         if seed is None and restarts_plan and self.seed_plan is not None:
             return self.seed_plan.first_seeds(slots.tolist())
-        return spread_seeds(seed, slots, len(self._owners))
+        return spread_seeds(seed, slots, int(self._stops[-1]))
 
-    def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[WorkerSlots, npt.NDArray[np.int64]]]:
-        """Return the workers that hold some of these slots, each with the positions of its slots in `numbers`.
-
-        The positions are in the order of ascending slots.
-        """
-        if not len(numbers):
-            return []
-        order = np.argsort(numbers)
-        owners = self._owners[numbers[order]]
-        ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(order)]
-        return [(self.members[owners[start]], order[start:end]) for start, end in pairwise([0, *ends])]
+    def shares(self, slots: npt.NDArray[np.int64]) -> list[tuple[WorkerSlots, npt.NDArray[np.int64]]]:
+        """Return the workers that hold some of these slots, which are ascending, each with its own ones."""
+        shares, start = [], 0
+        for member, stop in zip(self.members, np.searchsorted(slots, self._stops).tolist(), strict=True):
+            if stop > start:
+                shares.append((member, slots[start:stop]))
+            start = stop
+        return shares
 
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""

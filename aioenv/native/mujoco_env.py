@@ -177,9 +177,8 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         self._observed: dict[int, tuple[Array, Array]] = {}
         self._generators: GeneratorReader | None = None
         self._seed_words: npt.NDArray[np.uint64]
-        self._final_states: tuple[Slots, Array] | None = (
-            None  # slots whose episodes the last step ended, with their states
-        )
+        # slots whose episodes the last step ended, with their states
+        self._final_states: tuple[Slots, Array] | None = None
         self._all_slots = np.arange(self.num_envs)
         self._is_user_task = not type(self).__module__.startswith("aioenv.native.")
 
@@ -454,15 +453,15 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         if not self._all_started and (skipped is None or not (self._started | skipped).all() or self.closed):
             self._check_open()
             raise ResetNeededError("Cannot call env.step() before calling env.reset()")
-        starts, due = _NONE, self._ended_slots
+        starts, pending = _NONE, self._ended_slots
         if skipped is not None:
-            due = due[~skipped[due]]
-        if len(due):
+            pending = pending[~skipped[pending]]
+        if len(pending):
             if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-                starts = due
+                starts = pending
             elif self.autoreset_mode is AutoresetMode.DISABLED:
                 raise ResetNeededError(
-                    f"the episodes of slots {due.tolist()} are over: reset them with "
+                    f"the episodes of slots {pending.tolist()} are over: reset them with "
                     "options['reset_mask'], or choose another autoreset_mode"
                 )
         self._forget_observed(self._all_slots if skipped is None else (~skipped).nonzero()[0])
@@ -496,10 +495,12 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
             )
         else:
             info = {}
-        over = (terminated | truncated).nonzero()[0]
-        self._ended_slots = over if skipped is None else np.union1d(over, self._ended_slots[skipped[self._ended_slots]])
-        if len(over) and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            info = self._autoreset_same_step(over, obs, columns, first)
+        ended = (terminated | truncated).nonzero()[0]
+        self._ended_slots = (
+            ended if skipped is None else np.union1d(ended, self._ended_slots[skipped[self._ended_slots]])
+        )
+        if len(ended) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            info = self._autoreset_same_step(ended, obs, columns, first)
         elif not len(starts):
             info = full_infos(columns, self._ones)
         if skipped is not None:
@@ -526,16 +527,18 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         elif len(slots):
             self.pool.step(slots, nstep=self.frame_skip)
 
-    def _autoreset_same_step(self, over: Slots, obs: Array, columns: dict[str, Array], first: int) -> dict[str, Any]:
+    def _autoreset_same_step(self, ended: Slots, obs: Array, columns: dict[str, Array], first: int) -> dict[str, Any]:
         """Begin the next episodes in the step that ended the last ones (SAME_STEP)."""
-        info = final_info(obs, columns, over, self.num_envs)
-        self._final_states = over, self.pool.get_states(over)
-        self.pool.start(over, *self._checked_start(over))
-        self._elapsed[over] = 0
+        info = final_info(obs, columns, ended, self.num_envs)
+        self._final_states = ended, self.pool.get_states(ended)
+        self.pool.start(ended, *self._checked_start(ended))
+        self._elapsed[ended] = 0
         self._ended_slots = _NONE
-        self.after_start(over)
-        obs[over] = self._checked_obs(over, len(over))
-        info.update(merge_reset_infos(columns, self._checked_start_info(over, len(over)), over, self.num_envs, first))
+        self.after_start(ended)
+        obs[ended] = self._checked_obs(ended, len(ended))
+        info.update(
+            merge_reset_infos(columns, self._checked_start_info(ended, len(ended)), ended, self.num_envs, first)
+        )
         return info
 
     # ------------------------------------------------------------ states of slots
@@ -590,13 +593,13 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         return final
 
     def get_state(self, slots: Iterable[int] | None = None) -> list[dict[str, Any]]:
-        """The whole states of slots: whoever sets them goes on exactly as from here.
+        """Return the whole states of slots; an env in which they are set goes on exactly as from here.
 
         Args:
             slots: which; None: all of them.
 
         Returns:
-            One dict for each: `physics` (float64 array), `memory` (what the task remembers), `elapsed` (steps of the
+            One dict for each: `physics` (float64 array), `memory` (the arrays of `remember`), `elapsed` (steps of the
             episode), `over` (whether it has ended), `begun`, `seed`, and `rng` (the state of the bit generator, or
             None). It pickles.
         """

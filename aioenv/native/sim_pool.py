@@ -67,7 +67,7 @@ class SimPool:
         self.model = load_model(model)
         if self.model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
             raise ValueError(
-                "model: it lets bodies sleep, and who sleeps is not part of the state that simulations are kept in; "
+                "model: it lets bodies sleep, and sleep is not part of the state that simulations are kept in; "
                 "switch that off: model.opt.enableflags &= ~int(mujoco.mjtEnableBit.mjENBL_SLEEP)"
             )
         self.num_sims = int(num_sims)

@@ -13,7 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from blocking_kit import parked, step_in_two
+from blocking_kit import paused, step_in_two
 
 import aioenv
 from aioenv import sync
@@ -125,7 +125,7 @@ def take_what_is_owed(envs):
         envs.step_wait()
 
 
-def interrupt_all(way, parks, first, stride):
+def interrupt_all(way, pauses, first, stride):
     kind, step = WAYS[way]
     instants = Instants()
     number, misses, count = first, 0, 0
@@ -135,8 +135,8 @@ def interrupt_all(way, parks, first, stride):
         for _ in range(2):  # from Python 3.12 on, code is prepared for tracing when it is first traced
             count = instants.run(lambda: step(envs), -1)[0][0][0]
         while misses < 5:
-            if parks:
-                parked(envs)
+            if pauses:
+                paused(envs)
             result, there = instants.run(lambda: step(envs), number)
             misses = 0 if there else misses + 1
             if result is not None:
@@ -145,29 +145,29 @@ def interrupt_all(way, parks, first, stride):
             following = envs.step(ACTIONS)[0]
             least = 1 if result is None else 2
             assert following[0] == following[1] and least <= following[0] - count <= 2, (number, count, following)
-            assert not portal._calls, number  # or it would never stand still again
+            assert not portal._calls, number  # or the loop would never pause again
             count = following[0]
             number += stride
     # Python 3.13 traces fewer opcodes after an exception
     assert number > 10 or sys.version_info >= (3, 13), "hardly anything was interrupted"
 
 
-@pytest.mark.parametrize("parks", [True, False])
+@pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_interrupted_anywhere(way, parks, monkeypatch):
-    # how long it stands still: until it is wanted, or never for anybody
-    monkeypatch.setattr(portal, "MAX_PAUSE_S", 60.0 if parks else 0.0)
+def test_steps_interrupted_anywhere(way, pauses, monkeypatch):
+    # how long the loop pauses: until a turn is requested, or not at all
+    monkeypatch.setattr(portal, "MAX_PAUSE_S", 60.0 if pauses else 0.0)
     monkeypatch.setattr(stepping, "MAX_PAUSE_S", 60.0)
-    interrupt_all(way, parks, sum(map(ord, way)) % 7, 7)
+    interrupt_all(way, pauses, sum(map(ord, way)) % 7, 7)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("parks", [True, False])
+@pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_interrupted_everywhere(way, parks, monkeypatch):
-    monkeypatch.setattr(portal, "MAX_PAUSE_S", 10e-3 if parks else 0.0)
-    interrupt_all(way, parks, 0, 1)
+def test_steps_interrupted_everywhere(way, pauses, monkeypatch):
+    monkeypatch.setattr(portal, "MAX_PAUSE_S", 10e-3 if pauses else 0.0)
+    interrupt_all(way, pauses, 0, 1)
 
 
 def still(obs):

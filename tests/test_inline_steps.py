@@ -1,4 +1,4 @@
-"""Blocking code steps envs as a visitor of their loop: same results, never two at once, nothing lost, no hang."""
+"""Blocking code steps envs inline, in place of the loop's thread: same results, nothing lost, no hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
-from blocking_kit import Rung, check_forked_copy, handled, parked
+from blocking_kit import Rung, check_forked_copy, handled, paused
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from parity.compare import assert_same
 
@@ -54,8 +54,8 @@ class Told(gym.Env):
 
 
 @pytest.fixture
-def visits(monkeypatch):
-    """A loop that waits for visitors until it is wanted, and the outcomes of all visits."""
+def inline_calls(monkeypatch):
+    """A loop that pauses until a turn is requested, and the outcomes of all inline calls."""
     outcomes = []
     run_inline = LoopHandoff.run_inline
 
@@ -93,7 +93,7 @@ def ring_and_let_go(gate):
 def make(*args, **kwargs):
     envs = sync.VectorEnv([lambda: Told(*args)] * N, num_workers=2, **kwargs)
     envs.reset()
-    return parked(envs)
+    return paused(envs)
 
 
 def act(**actions):
@@ -106,23 +106,23 @@ def act(**actions):
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("copy", [True, False])
-def test_the_results_are_the_same(visits, mode, copy):
+def test_the_results_are_the_same(inline_calls, mode, copy):
     factories = [lambda: gym.make("CartPole-v1")] * N
     reference = SyncVectorEnv(factories, autoreset_mode=mode)
     with sync.VectorEnv(factories, num_workers=2, autoreset_mode=mode, copy=copy) as envs:
         assert_same(tuple(envs.reset(seed=1)), reference.reset(seed=1))
-        parked(envs)
-        visits.clear()
+        paused(envs)
+        inline_calls.clear()
         for _ in range(200):
             actions = np.random.default_rng(0).integers(0, 2, N)
             assert_same(tuple(envs.step(actions)), reference.step(actions))
-        assert visits == [True] * 200
+        assert inline_calls == [True] * 200
     reference.close()
 
 
-def test_results_as_they_come(visits):
+def test_results_as_they_come(inline_calls):
     with make() as envs:
-        visits.clear()
+        inline_calls.clear()
         counts = np.zeros(N)
         envs.send(ACTIONS)
         while counts.min() < 10:
@@ -132,14 +132,14 @@ def test_results_as_they_come(visits):
             assert np.array_equal(ready.obs, counts[ready.slots])
             envs.send(ACTIONS[: len(ready.slots)], ready.slots)
         assert sum(len(ready.slots) for ready in envs.ready()) == N
-        assert False not in visits
+        assert False not in inline_calls
         with pytest.raises(aioenv.NoAsyncCallError):
             envs.recv()
         with pytest.raises(ValueError, match="min_slots"):
             envs.recv(0)
 
 
-def test_it_counts_what_it_waited_for(visits):
+def test_waits_are_counted(inline_calls):
     with make() as envs:
         envs.stats(reset=True)
         for _ in range(5):
@@ -148,16 +148,16 @@ def test_it_counts_what_it_waited_for(visits):
         assert envs.stats().env_s > 0
 
 
-def test_the_drop_in(visits):
+def test_the_drop_in(inline_calls):
     with contextlib.closing(sync.AsyncVectorEnv([Told] * N, num_workers=2)) as envs:
         envs.reset()
         envs.step(ACTIONS)
-        parked(envs)
+        paused(envs)
         envs.step_async(ACTIONS)
         with pytest.raises(aioenv.PendingCallError):
             envs.step_async(ACTIONS)
         assert envs.step_wait()[0].tolist() == [2.0] * N
-        assert visits[-2:] == [True, True]
+        assert inline_calls[-2:] == [True, True]
         envs.step_async(ACTIONS)  # forgotten by an interrupted program, say
         envs._pending = None
         envs._state = type(envs._state).DEFAULT
@@ -166,10 +166,10 @@ def test_the_drop_in(visits):
 
 
 @pytest.mark.parametrize("timeout", [None, 30.0])
-def test_the_drop_in_waits_for_what_was_begun(visits, gate, timeout):
+def test_the_drop_in_waits_for_what_was_begun(inline_calls, gate, timeout):
     with contextlib.closing(sync.AsyncVectorEnv([lambda: Told(gate)] * N, num_workers=2)) as envs:
         envs.reset()
-        parked(envs)
+        paused(envs)
         envs.step_async(act(s3=GATE))
         with pytest.raises(aioenv.StepTimeout):
             envs.step_wait(timeout=0)
@@ -181,9 +181,9 @@ def test_the_drop_in_waits_for_what_was_begun(visits, gate, timeout):
 # ---------------------------------------------------------------- what goes wrong
 
 
-def test_wrong_actions_and_envs_that_raise(visits):
+def test_wrong_actions_and_envs_that_raise(inline_calls):
     with make() as envs:
-        visits.clear()
+        inline_calls.clear()
         with pytest.raises(aioenv.ActionError):
             envs.step(ACTIONS[:2])
         with pytest.raises(aioenv.EnvError, match="told to") as caught:
@@ -194,10 +194,10 @@ def test_wrong_actions_and_envs_that_raise(visits):
             envs.step(ACTIONS)
         envs.reset()
         assert envs.step(ACTIONS).obs.tolist() == [1.0] * N
-        assert visits[:3] == [True] * 3
+        assert inline_calls[:3] == [True] * 3
 
 
-def test_a_worker_that_dies_is_noticed_at_once(visits):
+def test_a_worker_that_dies_is_noticed_at_once(inline_calls):
     with make() as envs:
         with pytest.raises(aioenv.WorkerDied) as caught:
             envs.step(act(s2=KILL))
@@ -205,7 +205,7 @@ def test_a_worker_that_dies_is_noticed_at_once(visits):
         assert caught.value.partial.obs[:2].tolist() == [1.0, 1.0]
 
 
-def test_a_worker_that_died_before_is_started_again(visits):
+def test_a_worker_that_died_before_is_started_again(inline_calls):
     with make(restart=aioenv.RestartPolicy(backoff_s=0)) as envs:
         pid = envs.workers[1].pid
         os.kill(pid, signal.SIGKILL)
@@ -215,12 +215,12 @@ def test_a_worker_that_died_before_is_started_again(visits):
         while result.truncated.any():
             result = envs.step(ACTIONS)
         for _ in range(3):
-            parked(envs)
+            paused(envs)
             envs.step(ACTIONS)
-        assert visits[-1]
+        assert inline_calls[-1]
 
 
-def test_a_short_timeout(visits, gate):
+def test_a_short_timeout(inline_calls, gate):
     with make(gate, timeout_s=0.05) as envs:
         with pytest.raises(aioenv.StepTimeout, match=r"slots \[2, 3\]"):
             envs.step(act(s3=GATE))
@@ -245,26 +245,26 @@ class Large(gym.Env):
         return action, 0.0, False, False, {}
 
 
-def test_large_frames(visits):
+def test_large_frames(inline_calls):
     with sync.VectorEnv([Large] * 2, num_workers=2, transport="frames") as envs:
         envs.reset()
-        parked(envs)
+        paused(envs)
         actions = np.random.default_rng(0).uniform(-1, 1, (2, 500_000))
         for _ in range(3):
             assert np.array_equal(envs.step(actions).obs, actions)
 
 
-def test_the_loop_sends_the_rest_while_nobody_waits(visits, gate):
+def test_the_loop_sends_the_rest_between_calls(inline_calls, gate):
     with sync.VectorEnv([lambda: Large(gate)], num_workers=1, transport="frames") as envs:
         envs.reset()
         actions = np.zeros((1, 500_000))
         for begin in (envs._begin_step, envs.send):
-            parked(envs)
+            paused(envs)
             begin(actions)
             with open(gate) as file:
                 assert file.read() == "x"
             envs.recv()
-        assert True in visits
+        assert True in inline_calls
 
 
 # ---------------------------------------------------------------- who else is there
@@ -302,7 +302,7 @@ def test_closed_by_another_thread_meanwhile(gate):
         assert len(errors) == 1
 
 
-def test_many_threads_and_one_lock(visits):
+def test_many_threads_and_one_lock(inline_calls):
     with make() as envs:
         lock = threading.Lock()
         seen = []
@@ -320,11 +320,11 @@ def test_many_threads_and_one_lock(visits):
         assert seen == [*range(1, 151)]
 
 
-def test_nobody_waits_for_himself(visits):
+def test_an_inline_call_that_would_wait_for_itself_raises(inline_calls):
     with make() as envs:
         caught = []
 
-        def visit(_):
+        def inline(_):
             for call in (
                 lambda: envs.step(ACTIONS),
                 lambda: envs.get_attr("count"),
@@ -334,17 +334,17 @@ def test_nobody_waits_for_himself(visits):
                     call()
                 caught.append(call)
 
-        assert envs._portal.run_inline(visit)
+        assert envs._portal.run_inline(inline)
         assert len(caught) == 3
         assert envs.step(ACTIONS).obs.tolist() == [1.0] * N
 
 
-def test_on_a_running_loop(visits):
+def test_on_a_running_loop(inline_calls):
     async def main():
         with make() as envs:
             for _ in range(3):
                 envs.step(ACTIONS)
-            assert visits[-1]
+            assert inline_calls[-1]
             return asyncio.get_running_loop()
 
     loop = asyncio.new_event_loop()
@@ -352,7 +352,7 @@ def test_on_a_running_loop(visits):
     loop.close()
 
 
-def test_no_visitors_in_debug_mode(visits, monkeypatch):
+def test_nothing_runs_inline_in_debug_mode(inline_calls, monkeypatch):
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
     monkeypatch.setattr(portal, "MAX_PAUSE_S", 10e-3)
     with sync.VectorEnv([Told] * N, num_workers=2) as envs:
@@ -361,21 +361,21 @@ def test_no_visitors_in_debug_mode(visits, monkeypatch):
         envs.reset()
         for _ in range(3):
             envs.step(ACTIONS)
-        assert True not in visits
+        assert True not in inline_calls
 
 
-def test_no_visitors_where_more_than_replies_is_waited_for(visits):
+def test_nothing_runs_inline_where_the_loop_is_needed(inline_calls):
     with sync.make_vec("HalfCheetah-v5", 2, render=aioenv.RenderConfig(width=16, height=16)) as envs:
         envs.reset(seed=0)
         envs.step(envs.action_space.sample())
-        assert True not in visits
+        assert True not in inline_calls
     with sync.VectorEnv([Told] * N, num_workers=2, channel="streams") as envs:
         envs.reset()
         envs.step(ACTIONS)
-        assert True not in visits
+        assert True not in inline_calls
 
 
-def test_it_ends_while_parked(visits):
+def test_it_ends_while_the_loop_pauses(inline_calls):
     with leak_check():
         make().close()
         envs = make()
@@ -383,7 +383,7 @@ def test_it_ends_while_parked(visits):
         gc.collect()
 
 
-def test_a_forked_copy_says_so(visits):
+def test_a_forked_copy_says_so(inline_calls):
     with leak_check(), make() as envs:
         check_forked_copy(envs, ACTIONS)
 
@@ -391,7 +391,7 @@ def test_a_forked_copy_says_so(visits):
 # ---------------------------------------------------------------- signals
 
 
-def test_a_handler_that_raises_leaves_the_result_to_recv(visits, gate):
+def test_a_handler_that_raises_leaves_the_result_to_recv(inline_calls, gate):
     def ring(*_):
         raise Rung
 
@@ -405,7 +405,7 @@ def test_a_handler_that_raises_leaves_the_result_to_recv(visits, gate):
         assert envs.step(ACTIONS).obs.tolist() == [2.0] * N
 
 
-def test_a_handler_that_returns_changes_nothing(visits, gate):
+def test_a_handler_that_returns_changes_nothing(inline_calls, gate):
     rang = []
     with make(gate) as envs, handled(signal.SIGALRM, lambda *args: rang.append(args)):
         opener = threading.Thread(target=ring_and_let_go, args=[gate])
