@@ -111,7 +111,7 @@ def worker(workload: Workload) -> None:
 
     def answer() -> None:
         """Answer a request as `WorkerEnd.read` and the loop around it do."""
-        plan = service.fast_path() if speedups.serve_express is not None else None
+        plan = service.fast_path() if speedups.serve_steps is not None else None
         got: Any = None if plan is None else link._serve(plan, 0.0)
         if got is not None and not isinstance(got, int):
             got = PartialStep.from_tuple(got)

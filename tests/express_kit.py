@@ -43,7 +43,7 @@ GENERATION = 3
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("send_express", "take_express", "read_frame", "write_frame", "read_columns", "merge_columns"):
+    for name in ("send_steps", "take_replies", "read_frame", "write_frame", "read_columns", "merge_columns"):
         monkeypatch.setattr(speedups, name, None)
 
 

@@ -52,11 +52,11 @@ STEPS = 30
 
 
 def python_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speedups, "serve_express", None)
+    monkeypatch.setattr(speedups, "serve_steps", None)
 
 
 def all_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("serve_express", "read_frame", "write_frame", "spin"):
+    for name in ("serve_steps", "read_frame", "write_frame", "spin"):
         monkeypatch.setattr(speedups, name, None)
     monkeypatch.setattr(row_buffers, "compiled", False)
     monkeypatch.setattr(autoreset, "step_rows", None)
@@ -524,15 +524,15 @@ def play(
 
 
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What `serve_express` gives from now on."""
+    """What `serve_steps` gives from now on."""
     given: list[Any] = []
-    inner: Any = speedups.serve_express
+    inner: Any = speedups.serve_steps
 
     def noted(*args: Any) -> Any:
         given.append(inner(*args))
         return given[-1]
 
-    monkeypatch.setattr(speedups, "serve_express", noted)
+    monkeypatch.setattr(speedups, "serve_steps", noted)
     return given
 
 
@@ -578,9 +578,9 @@ class Desk:
     def serve(self, seconds: float = 0.0, write_fd: int | None = None) -> Any:
         fd = self.theirs.fileno()
         plan = self.service.fast_path()
-        assert plan is not None and speedups.serve_express is not None
+        assert plan is not None and speedups.serve_steps is not None
         write_fd = fd if write_fd is None else write_fd
-        return speedups.serve_express(fd, write_fd, self.its_decoder, self.its_encoder, plan, seconds)
+        return speedups.serve_steps(fd, write_fd, self.its_decoder, self.its_encoder, plan, seconds)
 
     def take(self) -> Frame:
         frame = None

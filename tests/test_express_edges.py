@@ -57,7 +57,7 @@ def sound(data: bytes, place: int, byte: int) -> bytes:
 async def test_a_step_never_overtakes_what_is_unsent_though_there_is_room_again(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "send_express")
+    given = outcomes(monkeypatch, "send_steps")
     async with World(1) as world:
         (peer,) = world.peers
         peer.submit(Kind.CALL, (), bytes(1 << 20), None, lambda outcome: None)
@@ -99,8 +99,8 @@ async def test_the_last_reply_of_a_step_leaves_nothing_behind():
         token, part = object(), exchange.parts[0]
         exchange.done = Fake(done=bool, set_result=lambda _: token)  # type: ignore[assignment]
         views, cuts, tails = split(exchange, [np.arange(2.0).reshape(1, 2)])
-        send: Any = speedups.send_express
-        take: Any = speedups.take_express
+        send: Any = speedups.send_steps
+        take: Any = speedups.take_replies
         fixed = [bytes(view) for view in part.into[0]]
 
         def there_and_back() -> None:
@@ -224,8 +224,8 @@ def test_a_descriptor_of_nothing_is_left_to_python():
         fd = desk.theirs.fileno()
         desk.theirs.close()
         plan: Any = desk.service.fast_path()
-        assert speedups.serve_express is not None
-        assert speedups.serve_express(fd, fd, desk.its_decoder, desk.its_encoder, plan, 0.0) is None
+        assert speedups.serve_steps is not None
+        assert speedups.serve_steps(fd, fd, desk.its_decoder, desk.its_encoder, plan, 0.0) is None
 
 
 @contextlib.contextmanager
@@ -289,7 +289,7 @@ def serve_nobody() -> None:
         plan[2] = []
         desk.mine.sendall(desk.encode(fixed=[bytes(16)], tail=RUN.pack(b"R", 0, 2)))
         fd = desk.theirs.fileno()
-        speedups.serve_express(fd, fd, desk.its_decoder, desk.its_encoder, tuple(plan), 0.0)  # type: ignore[misc]
+        speedups.serve_steps(fd, fd, desk.its_decoder, desk.its_encoder, tuple(plan), 0.0)  # type: ignore[misc]
 
 
 @compiled

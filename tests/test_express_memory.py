@@ -50,7 +50,7 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
         if way == "a future that raises":
             exchange.done = Fake(done=bool, set_result=raising)
         views, cuts, tails = split(exchange, [np.arange(2.0).reshape(1, 2)])
-        send, take, parts = speedups.send_express, speedups.take_express, exchange.parts
+        send, take, parts = speedups.send_steps, speedups.take_replies, exchange.parts
         fixed = [bytes(view) for view in part.into[0]]
 
         def there_and_back() -> None:
@@ -84,7 +84,7 @@ async def test_looking_in_vain_leaves_nothing_behind(way):
         (peer,) = world.peers
         channel, exchange = peer.channel, world.send()
         (pending,) = peer.requests.pending.values()
-        take: Any = speedups.take_express
+        take: Any = speedups.take_replies
         expected: Any = {"nothing": -1, "something else": 40, "the end": 0}.get(way)
         match way:
             case "the end":
@@ -125,7 +125,7 @@ async def test_a_request_that_can_t_be_sent_leaves_nothing_behind(way):
         (peer,) = world.peers
         exchange, channel, requests = world.exchanges[0], peer.channel, peer.requests
         parts, (views, cuts, tails) = exchange.parts, split(exchange, [np.arange(2.0).reshape(1, 2)])
-        send: Any = speedups.send_express
+        send: Any = speedups.send_steps
         kept: list[Any] = []
         times = 10_000
         match way:
@@ -209,7 +209,7 @@ async def a_run() -> list[Any]:
 @compiled
 @pytest.mark.asyncio
 async def test_a_run_is_the_same_in_c_and_in_python(monkeypatch):
-    sent, taken = outcomes(monkeypatch, "send_express"), outcomes(monkeypatch, "take_express")
+    sent, taken = outcomes(monkeypatch, "send_steps"), outcomes(monkeypatch, "take_replies")
     in_c = await a_run()
     assert sent.count(2) == 60 and taken.count(-1) >= 100
     in_python(monkeypatch)

@@ -35,7 +35,7 @@ def a_part(**other: Any) -> Fake:
 VIEW = memoryview(bytes(8))
 
 
-# arguments of `send_express`, and what comes of them: an exception, or how many are sent
+# arguments of `send_steps`, and what comes of them: an exception, or how many are sent
 SENDS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "none": ((), TypeError),
     "two": (([], []), TypeError),
@@ -78,14 +78,14 @@ SENDS: dict[str, tuple[tuple[Any, ...], Any]] = {
 
 @compiled
 @pytest.mark.parametrize("name", SENDS)
-def test_send_express_takes_no_harm_from_odd_arguments(name):
+def test_send_steps_takes_no_harm_from_odd_arguments(name):
     arguments, expected = SENDS[name]
-    assert speedups.send_express
+    assert speedups.send_steps
     if isinstance(expected, int):
-        assert speedups.send_express(*arguments) == expected
+        assert speedups.send_steps(*arguments) == expected
         return
     with pytest.raises(expected):
-        speedups.send_express(*arguments)
+        speedups.send_steps(*arguments)
 
 
 def a_channel(**other: Any) -> Fake:
@@ -142,23 +142,23 @@ CHANNELS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @compiled
 @pytest.mark.parametrize("name", CHANNELS)
-def test_take_express_takes_no_harm_from_odd_channels(name):
+def test_take_replies_takes_no_harm_from_odd_channels(name):
     odd, expected = CHANNELS[name]
-    assert speedups.take_express
+    assert speedups.take_replies
     channel = a_channel(**odd)
     if expected is None:
-        assert speedups.take_express(channel) is None
+        assert speedups.take_replies(channel) is None
         return
     with pytest.raises(expected):
-        speedups.take_express(channel)
+        speedups.take_replies(channel)
 
 
 @compiled
-def test_take_express_takes_one_argument():
-    assert speedups.take_express
+def test_take_replies_takes_one_argument():
+    assert speedups.take_replies
     for arguments in ((), (None, None)):
         with pytest.raises(TypeError):
-            speedups.take_express(*arguments)
+            speedups.take_replies(*arguments)
 
 
 # parts and wholes of a reply that is there and in order, and what comes of that
@@ -181,23 +181,23 @@ COUNTS: dict[str, tuple[Any, Any, Any]] = {
 
 @compiled
 @pytest.mark.parametrize("name", COUNTS)
-def test_take_express_takes_no_harm_from_what_can_t_be_counted(name):
+def test_take_replies_takes_no_harm_from_what_can_t_be_counted(name):
     part, whole, expected = COUNTS[name]
-    assert speedups.take_express
+    assert speedups.take_replies
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"".join(Encoder().encode(Kind.RESULT, 0, 0, [b"1234"])))
         into = [bytearray(4)]
         channel = a_channel(fd=ours.fileno(), pending={0: (into, print, (part, whole, print, False))})
         with pytest.raises(expected):
-            speedups.take_express(channel)
+            speedups.take_replies(channel)
         assert into == [b"1234"]
 
 
 def lacking() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     """Calls with objects that lack one attribute at which C looks: what it is, the function, and the arguments."""
-    take, send = speedups.take_express, speedups.send_express
-    yield "take_express: everything", take, (object(),)
+    take, send = speedups.take_replies, speedups.send_steps
+    yield "take_replies: everything", take, (object(),)
     for name in (
         "decoder",
         "requests",
@@ -210,9 +210,9 @@ def lacking() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
         "frames",
         "_head",
     ):
-        yield f"take_express: {name}", take, (a_channel(**{name: Fake}),)
+        yield f"take_replies: {name}", take, (a_channel(**{name: Fake}),)
     for name in ("_spill", "chain", "waiting"):
-        yield f"take_express: {name}", take, (a_channel(**{name: Fake}),)
+        yield f"take_replies: {name}", take, (a_channel(**{name: Fake}),)
     for name in (
         "fast_reply",
         "member",
@@ -229,12 +229,12 @@ def lacking() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
         channel = part.member.worker.fast_channel
         holders = part, channel, channel.encoder, channel.requests
         delattr(next(holder for holder in holders if hasattr(holder, name)), name)
-        yield f"send_express: {name}", send, ([part], [], [[]], [b""])
+        yield f"send_steps: {name}", send, ([part], [], [[]], [b""])
     part = a_part()
     del part.fast_reply
     part.member.worker.fast_channel = None
-    yield "send_express: fast_reply, of a part whose worker has no channel", send, ([part], [], [[]], [b""])
-    yield "take_express: open", take_reply, (Fake(waiting=True),)
+    yield "send_steps: fast_reply, of a part whose worker has no channel", send, ([part], [], [[]], [b""])
+    yield "take_replies: open", take_reply, (Fake(waiting=True),)
 
 
 def take_reply(whole: Any) -> Any:
@@ -243,7 +243,7 @@ def take_reply(whole: Any) -> Any:
     with ours, theirs:
         theirs.sendall(b"".join(Encoder().encode(Kind.RESULT, 0, 0)))
         pending = {0: ([], print, (Fake(), whole, print, False))}
-        return speedups.take_express(a_channel(fd=ours.fileno(), pending=pending))  # type: ignore[misc]
+        return speedups.take_replies(a_channel(fd=ours.fileno(), pending=pending))  # type: ignore[misc]
 
 
 def print_what_comes_of_lacking() -> None:
@@ -277,4 +277,4 @@ async def test_an_exception_where_the_rest_is_kept_comes_out():
         peer.channel.send_later = lambda buffers, count: 1 / 0
         exchange = world.exchanges[0]
         with pytest.raises(ZeroDivisionError):
-            speedups.send_express(exchange.parts, *split(exchange, [np.zeros((1, 1 << 20))]))
+            speedups.send_steps(exchange.parts, *split(exchange, [np.zeros((1, 1 << 20))]))

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_bell")
 async def test_a_whole_reply_is_counted_and_the_last_one_resolves_the_step(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     async with World(2, 3) as world:
         first, second = world.peers
         exchange = world.send()
@@ -89,7 +89,7 @@ async def test_a_reply_may_come_in_two_pieces_cut_anywhere(monkeypatch, c):
 async def test_two_replies_in_one_read_are_both_counted(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     async with World(2) as world:
         (peer,) = world.peers
         first, second = world.send(), world.send()
@@ -117,7 +117,7 @@ async def test_two_replies_in_one_read_are_both_counted(monkeypatch, c):
 async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypatch, c, behind):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     async with World(2) as world:
         (peer,) = world.peers
         told: list[Any] = []
@@ -209,7 +209,7 @@ async def with_tail(name: str) -> Any:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", TAILS)
 async def test_the_tail_of_a_reply_is_read_as_python_reads_it(monkeypatch, name):
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     in_c = await with_tail(name)
     assert (given == [-1, -1]) == (name != "more than is read at once")
     in_python(monkeypatch)
@@ -300,7 +300,7 @@ async def with_reply(name: str, behind: bool = False) -> Any:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", REPLIES)
 async def test_any_other_reply_is_python_s(monkeypatch, name):
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     in_c = await with_reply(name)
     assert (given[0] == -1) == (name == "in other pieces")
     in_python(monkeypatch)
@@ -315,7 +315,7 @@ async def test_any_other_reply_is_python_s(monkeypatch, name):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", REPLIES)
 async def test_any_other_reply_behind_a_plain_one_is_python_s(monkeypatch, name):
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     in_c = await with_reply(name, behind=True)
     assert given[0] == (-1 if name == "in other pieces" else -2)
     in_python(monkeypatch)
@@ -351,7 +351,7 @@ async def flipped(byte: int, behind: bool = False) -> list[Any]:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("byte", range(28 + 22 + 4))
 async def test_a_flipped_bit_breaks_the_stream_as_in_python(monkeypatch, byte):
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     in_c = await flipped(byte)
     assert given == [28 + 22 + 4] * 8, "it is all there, and no reply"
     in_python(monkeypatch)
@@ -363,7 +363,7 @@ async def test_a_flipped_bit_breaks_the_stream_as_in_python(monkeypatch, byte):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("byte", range(28 + 22 + 4))
 async def test_a_flipped_bit_behind_a_sound_reply_breaks_the_stream_as_in_python(monkeypatch, byte):
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     in_c = await flipped(byte, behind=True)
     assert given == [-2] * 8
     in_python(monkeypatch)
@@ -427,14 +427,14 @@ def test_whatever_comes_in_whatever_pieces_is_counted_as_in_python(planned, piec
 async def test_where_there_is_nothing_to_read_nothing_is_done():
     async with World(1) as world:
         (peer,) = world.peers
-        assert speedups.take_express(peer.channel) is None, "nobody waits for anything"
+        assert speedups.take_replies(peer.channel) is None, "nobody waits for anything"
         exchange = world.send()
         before = world.state()
-        assert speedups.take_express(peer.channel) == -1
+        assert speedups.take_replies(peer.channel) == -1
         peer.poll()
         assert world.state() == before and await peer.ending() == "it goes on"
         peer.socket.sendall(reply(peer, exchange))
-        assert speedups.take_express(peer.channel) == -1 and exchange.done.done()
+        assert speedups.take_replies(peer.channel) == -1 and exchange.done.done()
 
 
 @ways
@@ -461,7 +461,7 @@ async def test_the_end_of_the_stream_is_noticed(monkeypatch, c, said):
 async def test_a_step_that_nobody_awaits_any_more_is_counted_all_the_same(monkeypatch, c, before):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     async with World(1) as world:
         (peer,) = world.peers
         exchange = world.send()
@@ -481,7 +481,7 @@ async def test_a_step_that_nobody_awaits_any_more_is_counted_all_the_same(monkey
 async def test_a_reply_of_a_step_that_nobody_waits_for_is_offered(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     async with World(1) as world:
         (peer,) = world.peers
         exchange = world.send()
@@ -522,7 +522,7 @@ async def test_a_reply_that_can_t_be_handled_ends_the_stream_and_its_request_sta
 async def test_a_reply_may_go_into_any_number_of_arrays(monkeypatch, c, number):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "take_replies")
     async with World(1) as world:
         (peer,) = world.peers
         exchange = world.exchanges[0]
@@ -558,19 +558,19 @@ async def test_what_is_not_to_be_counted_is_left_to_python():
         ]
         for other in odd:
             peer.requests.pending = {0: other}
-            assert speedups.take_express(channel) is None
+            assert speedups.take_replies(channel) is None
         for waiting in (False, None, 1):
             peer.requests.pending, exchange.waiting = {0: pending}, waiting
-            assert speedups.take_express(channel) is None
+            assert speedups.take_replies(channel) is None
         exchange.waiting = True
         for generation in (-1, 1 << 32, None):
             peer.requests.generation = generation
-            assert speedups.take_express(channel) is None
+            assert speedups.take_replies(channel) is None
         peer.requests.generation = GENERATION
         channel.decoder.error = WireError("broken before")
-        assert speedups.take_express(channel) is None
+        assert speedups.take_replies(channel) is None
         channel.decoder.error = None
         channel.fd, fd = -1, channel.fd
-        assert speedups.take_express(channel) is None, "it is closed"
+        assert speedups.take_replies(channel) is None, "it is closed"
         channel.fd = fd
-        assert speedups.take_express(channel) == -1 and exchange.done.done(), "nothing was read until here"
+        assert speedups.take_replies(channel) == -1 and exchange.done.done(), "nothing was read until here"

@@ -51,7 +51,7 @@ def some_actions(rng: np.random.Generator, rows: int, name: str) -> list[np.ndar
 async def test_requests_are_on_the_wire_as_the_encoder_makes_them(monkeypatch, c, name):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "send_express")
+    given = outcomes(monkeypatch, "send_steps")
     rng = np.random.default_rng(0)
     async with World(2, 1, 3) as world:
         steps = [some_actions(rng, 6, name) for _ in range(4)]
@@ -122,7 +122,7 @@ async def stopped_by(stop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         stop(victim, [exchange.parts[1] for exchange in world.exchanges])
         began = victim.requests.next_id
         with monkeypatch.context() as patch:
-            if (send := speedups.send_express) is not None:
+            if (send := speedups.send_steps) is not None:
 
                 def checked(parts: list[WorkerRequest], *args: Any) -> int:
                     sent = send(parts, *args)
@@ -131,7 +131,7 @@ async def stopped_by(stop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
                         assert [part.request_id for part in parts] == [0, None, None], "the others were not touched"
                     return sent
 
-                patch.setattr(speedups, "send_express", checked)
+                patch.setattr(speedups, "send_steps", checked)
             for number in range(2):
                 world.send([np.arange(4) + number])
         frames: list[Any] = [[] for _ in world.peers]
@@ -147,9 +147,9 @@ async def stopped_by(stop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.__name__)
 async def test_c_stops_at_a_worker_that_it_can_t_write_to_just_like_that(monkeypatch, stop):
-    given = outcomes(monkeypatch, "send_express")
+    given = outcomes(monkeypatch, "send_steps")
     in_c = await stopped_by(stop, monkeypatch)
-    monkeypatch.setattr(speedups, "send_express", None)
+    monkeypatch.setattr(speedups, "send_steps", None)
     assert in_c == await stopped_by(stop, monkeypatch)
     frames, _, endings = in_c
     assert (given, len(frames[1])) == STOPS[stop]
@@ -162,7 +162,7 @@ async def test_c_stops_at_a_worker_that_it_can_t_write_to_just_like_that(monkeyp
 async def test_what_the_kernel_takes_in_part_arrives_whole(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "send_express")
+    given = outcomes(monkeypatch, "send_steps")
     rng = np.random.default_rng(1)
     async with World(2, 1) as world:
         steps = [[np.frombuffer(rng.bytes(3 * size), np.uint8).reshape(3, size)] for size in (1 << 20, 1, 100)]
@@ -189,7 +189,7 @@ async def test_what_the_kernel_takes_in_part_arrives_whole(monkeypatch, c):
 async def test_after_the_last_number_of_a_request_comes_the_first(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
-    given = outcomes(monkeypatch, "send_express"), outcomes(monkeypatch, "take_express")
+    given = outcomes(monkeypatch, "send_steps"), outcomes(monkeypatch, "take_replies")
     async with World(2) as world:
         (peer,) = world.peers
         peer.requests.next_id = (1 << 32) - 1

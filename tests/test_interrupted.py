@@ -34,7 +34,7 @@ class Interrupts:
 
     def __init__(self, monkeypatch):
         self.left = None
-        submit, express = Dispatcher.submit, speedups.send_express
+        submit, express = Dispatcher.submit, speedups.send_steps
 
         def by_python(here, exchange, part, sent):
             self.sent(0)
@@ -49,7 +49,7 @@ class Interrupts:
 
         monkeypatch.setattr(Dispatcher, "submit", by_python)
         if express is not None:
-            monkeypatch.setattr(dispatcher.speedups, "send_express", by_c)
+            monkeypatch.setattr(dispatcher.speedups, "send_steps", by_c)
 
     def sent(self, count):
         if self.left is not None:

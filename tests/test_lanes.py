@@ -183,7 +183,7 @@ def test_a_step_that_turns_odd_goes_on_in_its_lane(monkeypatch):
 @pytest.mark.parametrize("copy", [True, False], ids=["copy", "views"])
 @pytest.mark.parametrize("kept", [1, 7])
 async def test_wide_observations_go_all_their_way_in_c(monkeypatch, mode, copy, kept):
-    taken = outcomes(monkeypatch, "take_express")
+    taken = outcomes(monkeypatch, "take_replies")
     reference = SyncVectorEnv([lambda i=i: Wide(i) for i in range(4)], autoreset_mode=mode)
     held: list[Any] = []
     by_c = 0
@@ -216,7 +216,7 @@ async def test_wide_observations_go_all_their_way_in_c(monkeypatch, mode, copy, 
 @compiled
 @pytest.mark.asyncio
 async def test_groups_of_a_rollout_are_copied_out_of_the_first_lane(monkeypatch):
-    taken = outcomes(monkeypatch, "take_express")
+    taken = outcomes(monkeypatch, "take_replies")
     results = []
     for transport in ("frames", "auto"):
         async with make(8, transport=transport) as envs:

@@ -294,7 +294,7 @@ def test_an_env_that_takes_its_worker_apart_does_c_no_harm(name):
         infos_of_rows = [(row, {"x": row / 9 + 3, "y": -3 / 7}) for row in range(4)]
         assert begun.infos == infos_of_rows[: len(begun.infos)]
         assert begun.row == -1 and type(begun.outcome) is ValueError
-        with pytest.raises(ValueError, match="one of everything a row"):
+        with pytest.raises(ValueError, match="one entry per row in each list"):
             desk.service.handle(begun)
 
 

@@ -56,7 +56,7 @@ ODD_SORTS: list[Any] = [
 
 
 def arguments(desk: Desk, place: int, odd: Any) -> tuple[Any, ...]:
-    """Those of `serve_express`, one of which is odd."""
+    """Those of `serve_steps`, one of which is odd."""
     fd = desk.theirs.fileno()
     of = [fd, fd, desk.its_decoder, desk.its_encoder, desk.service.fast_path(), 0.0]
     of[place] = odd
@@ -118,7 +118,7 @@ def print_what_comes_of(calls: Callable[[], Any]) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
                 signal.alarm(20)
                 try:
-                    speedups.serve_express(*of)  # type: ignore[misc]
+                    speedups.serve_steps(*of)  # type: ignore[misc]
                     said = "no exception"
                 except Exception as exc:
                     said = type(exc).__name__
@@ -140,7 +140,7 @@ HARMLESS = {"no exception", "TypeError", "ValueError", "AttributeError", "Buffer
 
 
 @compiled
-def test_serve_express_takes_no_harm_from_odd_arguments():
+def test_serve_steps_takes_no_harm_from_odd_arguments():
     said = outcomes_of(odd_calls)
     assert {name: outcome for name, outcome in said.items() if outcome not in HARMLESS} == {}
     expected = {"0 arguments": "TypeError", "argument 4: None": "TypeError", "plan 5: None": "TypeError"}
@@ -223,7 +223,7 @@ def test_steps_leave_nothing_behind(name, mode):
         Same.given = ALWAYS[name]
         plan = desk.service.fast_path()
         assert plan is not None and len(plan[10]) == 3
-        serve: Any = speedups.serve_express
+        serve: Any = speedups.serve_steps
         fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.pending_reset
         usual = name in ("nothing told", "floats", "two sorts", "arrays", "floats and arrays")
         usual = usual or (name, mode) == ("ends at once", "NextStep")
@@ -257,7 +257,7 @@ def test_what_is_no_step_leaves_nothing_behind(way):
     with Desk(Same, 2) as desk:
         desk.step()
         plan: Any = desk.service.fast_path()
-        serve: Any = speedups.serve_express
+        serve: Any = speedups.serve_steps
         fd = write_fd = desk.theirs.fileno()
         fixed = [bytes(2 * 8)]
         expected: Any = {"something else": 40, "the end": 0, "amid a frame": None}.get(way)

@@ -198,7 +198,7 @@ def test_an_env_that_takes_its_worker_apart_is_an_error_and_no_crash():
     stepper = Autoreset([Vandal(BOX, {}, {})], AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I"))
     rows = ResultRows(Layout(BOX), 1, [{}], [])
     stepper.reset(0, None, None)
-    with pytest.raises(ValueError, match="one of everything a row"):
+    with pytest.raises(ValueError, match="one entry per row in each list"):
         stepper.step(range(1), [0], rows.direct_into(0))
 
 
@@ -345,7 +345,7 @@ def test_arguments_that_do_not_fit_are_errors():
     with pytest.raises(OSError, match="Bad file descriptor"):
         speedups.read_frame(-1, 0, [bytearray(28)])
     arrays = np.zeros((2, 3)), np.zeros(2), np.zeros(2, bool), np.zeros(3, bool), [None, None]
-    with pytest.raises(ValueError, match="as many rows everywhere"):
+    with pytest.raises(ValueError, match="the same number of rows in each array"):
         speedups.step_rows(0, 0, [], [], [], [], {}, 0, memoryview(bytearray(4)), [], arrays)
 
 

@@ -129,7 +129,7 @@ class Dispatcher:
         framed = [leaf for number, leaf in enumerate(layout.leaves) if number not in shared]
         size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in framed)
         most = max(member.stop - member.start for member in members) * size
-        if speedups.take_express is None or not self._fast or len(channels) < len(members):
+        if speedups.take_replies is None or not self._fast or len(channels) < len(members):
             return None
         # with more workers than CPUs the last one to reply varies; with fewer the parent polls
         return WakeupCoalescer(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_BYTES else None
@@ -201,11 +201,11 @@ class Dispatcher:
             payloads: by part, the rows of its worker that are stepped; empty for all.
         """
         parts, sent = request.parts, 0
-        if speedups.send_express is not None and self.trace is None and not (self.restarter and self.restarter.busy):
+        if speedups.send_steps is not None and self.trace is None and not (self.restarter and self.restarter.busy):
             if self.restarter is not None:  # a worker that dies of it may get it again
                 for part, mine, payload in zip(parts, cuts, payloads, strict=True):
                     part.sent = _step_of(part, views, mine, payload)
-            sent = speedups.send_express(parts, *self._with_shared_batch(request, views, cuts), payloads)
+            sent = speedups.send_steps(parts, *self._with_shared_batch(request, views, cuts), payloads)
             if sent == len(parts) == len(self._worker_pool.members):
                 if self._stale_wakeups:
                     self._wakeups, self._stale_wakeups = self._make_wakeups(), False

@@ -448,7 +448,7 @@ class ScatterChannel:
             return
         self._handling = True
         try:
-            count = speedups.take_express(self) if speedups.take_express is not None else None
+            count = speedups.take_replies(self) if speedups.take_replies is not None else None
             if count == -1:
                 return
             decoder = self.decoder

@@ -80,7 +80,7 @@ class PendingReply(NamedTuple):
 class OutstandingRequests:
     """The requests of one process that have not been answered.
 
-    C (`speedups.send_express`, `take_express`) adds and removes requests too.
+    C (`speedups.send_steps`, `take_replies`) adds and removes requests too.
 
     Args:
         generation: how often the worker has been started; all of its frames carry it.

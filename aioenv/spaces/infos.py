@@ -163,7 +163,7 @@ class Gatherer:
     """Gathers info dicts into groups of columns; remembers the schemas that the parent knows.
 
     Attributes:
-        c_schemas: the schemas that C recognises (see `speedups.serve_express`): known to the parent, with numbers and
+        c_schemas: the schemas that C recognises (see `speedups.serve_steps`): known to the parent, with numbers and
             arrays as values. Each is a tuple of its id, keys, types, arrays of the dtypes and shapes of its values, and
             a function that makes a dict from the bytes of its values.
     """

@@ -1,6 +1,6 @@
-"""The path of a plain step in C, if that could be compiled when the package was installed; see `_c.pyi`.
+"""The fast path of a plain step in C, if it was compiled when the package was installed; see `_c.pyi`.
 
-Where it could not, all is done in Python, by the callers; the same things come of it.
+Otherwise each function is None, and the callers do the same work in Python, with the same results.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import os
 import sys
 
 __all__ = [
-    "VARIABLE", "compiled", "crc32", "merge_columns", "read_columns", "read_frame", "send_express", "serve_express",
-    "spin", "step_rows", "stopped_clock", "take_express", "why_not", "within", "write_frame",
+    "VARIABLE", "compiled", "crc32", "merge_columns", "read_columns", "read_frame", "send_steps", "serve_steps",
+    "spin", "step_rows", "stopped_clock", "take_replies", "why_not", "within", "write_frame",
 ]  # fmt: skip
 
-# Set to anything but "" or "0", all is done in Python: to find out whether C is to blame for something.
+# If this environment variable is set, other than to "" or "0", C is not used. It helps to find out whether C has a bug.
 VARIABLE = "AIOENV_NO_SPEEDUPS"
 
-# what callers do without then
-step_rows = read_frame = write_frame = spin = send_express = take_express = serve_express = None
+# replaced below if the extension can be imported
+step_rows = read_frame = write_frame = spin = send_steps = take_replies = serve_steps = None
 read_columns = merge_columns = stopped_clock = crc32 = within = None
 why_not = ""
 if os.environ.get(VARIABLE, "0") not in ("", "0"):
@@ -31,12 +31,12 @@ else:
             merge_columns,
             read_columns,
             read_frame,
-            send_express,
-            serve_express,
+            send_steps,
+            serve_steps,
             spin,
             step_rows,
             stopped_clock,
-            take_express,
+            take_replies,
             within,
             write_frame,
         )

@@ -1,108 +1,110 @@
-"""The path of a plain step in C (see `speedups/__init__.py`)."""
+"""The fast path of a plain step in C (see `speedups/__init__.py`)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-stopped_clock: int  # the address of a function of C that takes nothing and gives 0.0
+stopped_clock: int  # the address of a C function without arguments that returns 0.0
 
 _Columns = TypeVar("_Columns", bound=tuple[Any, ...])
 
 def crc32(data: Any, crc: int) -> int:
-    """`zlib.crc32`, four times as fast; None instead of this where the CPU can't multiply without carrying.
+    """Compute zlib's CRC-32, about four times as fast; None if the CPU has no carry-less multiplication.
 
     Args:
         data: a C-contiguous buffer.
-        crc: of what came before it; 0: of nothing.
+        crc: the CRC of the bytes before it; 0: there are none.
     """
 
 def write_frame(
-    fd: int, chain: int, kind: int, request: int, generation: int, fixed: Sequence[Any], tail: Any
+    fd: int, chain: int, kind: int, request: int, generation: int, fixed: Sequence[Any], payload: Any
 ) -> int | tuple[int, bytes, int] | None:
-    """Write a frame with one gathered write, as `ipc.frames.Encoder` would have encoded it.
+    """Write a frame, as `ipc.frames.Encoder` would encode it, in one gathered write.
 
     Args:
-        fd: where to.
-        chain: the CRC of the header before.
-        kind, request, generation, fixed, tail: as `Encoder.encode` takes them.
+        fd: the descriptor to write to.
+        chain: the CRC of the previous header.
+        kind, request, generation, fixed, payload: as for `Encoder.encode`.
 
     Returns:
-        The header's CRC, if all was written; that, the header, and how many bytes were written, if not. None if there
-        are too many buffers, or one is too large, or a number: nothing was written.
+        The header's CRC if all bytes were written; else the CRC, the header and the number of bytes written. None if
+        nothing was written, because there are too many buffers, or a buffer or a number is too large.
 
     Raises:
-        OSError: if `writev` says so; what `EAGAIN` and `EINTR` say is that no bytes were written.
+        OSError: if `writev` fails. `EAGAIN` and `EINTR` don't raise: no bytes were written then.
     """
 
 def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int, int, int, int, int, int]:
     """Fill buffers with one scatter read.
 
     Args:
-        fd: where from.
-        chain: the CRC of the header before.
-        buffers: as `ipc.decoder.Decoder.buffers` gives them; if they begin with a header's and end with the spill,
-            what has come is looked at.
+        fd: the descriptor to read from.
+        chain: the CRC of the previous header.
+        buffers: as `ipc.decoder.Decoder.buffers` returns them. The bytes are only checked if the buffers begin with
+            that of a header and end with the spill.
 
     Returns:
-        How many bytes were read; or what a `Header` is made of, if they are one whole frame that is in order, whose
-        fixed part fills the buffers between the first and the last, and that has no tail.
+        The fields of a `Header` if the bytes are one whole frame that is in order, without a payload, whose fixed part
+        fills the buffers between the first and the last. Otherwise the number of bytes read.
 
     Raises:
-        OSError: if `readv` says so; after `EINTR` it is called again, once Python's signal handlers have run.
+        OSError: if `readv` fails. After `EINTR` and Python's signal handlers, the read is repeated.
     """
 
-def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slice]], tails: list[bytes], /) -> int:
-    """Send a step to workers, in order, up to the first to which it can't be written just like that.
+def send_steps(parts: list[Any], views: list[memoryview], cuts: list[list[slice]], payloads: list[bytes], /) -> int:
+    """Send a step to workers, in order, up to the first that Python must send to.
 
-    To one that is away, is traced, has something left to send or whose requests were abandoned, or whose part of an
-    exchange says that more is to be done, it can't; nor if the kernel takes nothing. What it takes in part its channel
-    sends on.
+    Python sends if the worker is down or traced, has unsent bytes or abandoned requests, if its part has no
+    `fast_reply`, or if the kernel takes no bytes. If the kernel takes some of the bytes, the channel sends the others
+    later.
 
     Args:
-        parts: `core.requests.WorkerRequest`s: their `express` is what will await the reply, and their
-            `member.worker.fast_channel` the channel. `request` is set.
-        views: arrays of actions, of all parts, as bytes.
-        cuts: for each part, where its bytes are in each of these.
-        tails: for each part, what is not arrays.
+        parts: the `core.requests.WorkerRequest`s. Their `fast_reply` will process the reply, and
+            `member.worker.fast_channel` is the channel. Their `request_id` is set.
+        views: the arrays of actions of all parts, as bytes.
+        cuts: for each part, the slice of its bytes in each view.
+        payloads: for each part, the payload.
 
     Returns:
-        How many were sent.
+        The number of parts sent.
 
     Raises:
-        TypeError, ValueError, AttributeError: if the arguments are no such objects.
+        TypeError, ValueError, AttributeError: if an argument is not as described.
     """
 
-def take_express(channel: Any, /) -> int | None:
-    """Read what has come, and count it if it is whole replies, to the oldest requests, which are to be counted.
+def take_replies(channel: Any, /) -> int | None:
+    """Read from a channel once, and process the replies to the oldest requests if they are whole and on the fast path.
 
     Args:
-        channel: a `process.channel.ScatterChannel`; see `process.connection.PendingReply` for what is counted.
+        channel: a `process.channel.ScatterChannel`. See `process.connection.PendingReply` for the fast path.
 
     Returns:
-        -1 if that was done, or there was nothing to read; -2 if something else came behind the first one, which the
-        decoder has now. If what came begins with something else, how many bytes of it lie in
-        `channel.decoder.buffers()`; 0 at the end of the stream. None: nothing was read, since the decoder is amid a
-        frame, or the next reply is not to be counted.
+        * -1 if all bytes were processed, or there were none;
+        * -2 if a processed reply was followed by other bytes, which the decoder was fed with;
+        * the number of bytes in `channel.decoder.buffers()` if they start with something else; 0 at the end of the
+          stream;
+        * None if nothing was read, because the decoder is inside a frame or the next reply is not on the fast path.
 
     Raises:
-        TypeError, ValueError, AttributeError: if the channel has not what it should have.
+        TypeError, ValueError, AttributeError: if an attribute of the channel is not as described.
     """
 
-def read_columns(part: Any, tail: memoryview, kind: type[_Columns], /) -> list[_Columns] | None:
-    """The infos of a reply, if `ipc.messages.dump_columns` made its tail, and all of their columns have a dtype.
+def read_columns(part: Any, payload: memoryview, columns_type: type[_Columns], /) -> list[_Columns] | None:
+    """Read the infos of a reply if `ipc.messages.dump_columns` made the payload and all columns have a dtype.
 
     Args:
-        part: the `core.requests.WorkerRequest` that the reply is to.
-        tail: what tables and columns are views of.
-        kind: `spaces.infos.Columns`.
+        part: the `core.requests.WorkerRequest` that the reply answers.
+        payload: the tables and columns are views of it.
+        columns_type: `spaces.infos.Columns`.
 
     Returns:
-        What `core.payloads.read_tail` makes of it. None if the worker's schemas have no such number, or one of objects
-        or dicts, if sizes do not fit, or if a row is none of the part's: that is Python's, which says what is wrong.
+        The columns that `core.payloads.read_payload` would make. None if the worker has no such schema, if a column
+        holds objects or dicts, if sizes don't fit, or if a row is not in the part. Python then reads the payload, and
+        reports errors.
 
     Raises:
-        TypeError, ValueError, AttributeError: if the arguments are no such objects.
+        TypeError, ValueError, AttributeError: if an argument is not as described.
     """
 
 def merge_columns(
@@ -114,37 +116,37 @@ def merge_columns(
     """Merge columns into the info dict of a batch.
 
     Args:
-        parts: `spaces.infos.Columns`.
-        size: how many rows the batch has.
-        named: by the identity of a schema, itself, and what `spaces.infos._names` says of it (None: it is not for C).
+        parts: the `spaces.infos.Columns`.
+        size: the number of rows in the batch.
+        named: by the `id` of a schema, the schema and its `spaces.infos.ColumnName`s; None: Python must merge it.
 
     Returns:
-        What `spaces.infos.merge_infos` gives. None if there are no parts, if a schema is not among those, a key is no
-        string or comes with two dtypes or shapes, or positions or values do not fit: that is Python's, which names what
-        is new.
+        The dict that `spaces.infos.merge_infos` would return. None if there are no parts, if a schema is not in
+        `named`, if a key is not a string or has two dtypes or shapes, or if positions or values don't fit. Python then
+        merges, and adds new schemas to `named`.
 
     Raises:
-        TypeError: if there are not three arguments, of which the last is a dict.
+        TypeError: if there are not three arguments, or the last is not a dict.
     """
 
 def within(array: NDArray[Any], low: int, count: int, /) -> bool:
-    """Whether all numbers of an array are among `count` ones from `low` on.
+    """Return whether all numbers of an array are in `range(low, low + count)`.
 
     Raises:
-        TypeError: if it is no array of int64.
+        TypeError: if it is not an array of int64.
         ValueError: if it is not C-contiguous.
-        OverflowError: if `low` or `count` is beyond 64 bits.
+        OverflowError: if `low` or `count` does not fit 64 bits.
     """
 
 def spin(fd: int, seconds: float, /) -> bool:
-    """Whether there is something to read within so many seconds, during which this thread does not sleep."""
+    """Poll a descriptor without sleeping, and return whether it is readable within so many seconds."""
 
-def serve_express(
+def serve_steps(
     read_fd: int,
     write_fd: int,
     decoder: Any,
     encoder: Any,
-    plan: tuple[
+    fast_path: tuple[
         list[memoryview],
         NDArray[Any],
         list[Callable[[Any], Any]],
@@ -162,29 +164,26 @@ def serve_express(
     seconds: float,
     /,
 ) -> int | tuple[int, int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool] | None:
-    """Answer plain steps of a worker's envs, all or successive rows, until something else comes, or nothing.
+    """Answer plain steps of all or successive rows, until another request comes, or none in time.
 
     Args:
-        read_fd, write_fd: of the channel; there is something to read.
-        decoder, encoder: of the same.
-        plan: where actions are read into, after the number of a lane of shared memory, if there are several; the array
-            that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`, `mark` and, for each lane, `into` as
-            `step_rows` takes them; what tells what travels of so many rows from one on; the sorts of infos that the
-            parent knows as columns (see `spaces.infos.Gatherer.c_schemas`); what travels of all; and what is called
-            when so many rows from one on were stepped, and says whether there is no more to tell than that; or None.
-        seconds: how long not to sleep after a reply, before that is nothing.
+        read_fd, write_fd: the channel's descriptors; `read_fd` is readable.
+        decoder, encoder: the channel's.
+        fast_path: a `worker.service.FastPath`. `step_rows` explains `steps`, `resets`, `pending`, `seeds`, `at_end`,
+            `mark` and the entries of `into`.
+        seconds: how long to poll without sleeping after a reply.
 
     Returns:
-        * -1 after steps were answered, the last of them so many seconds ago, less one for each time that something came
-          after a reply before that;
-        * how many bytes lie in `decoder.buffers()`, if they are no plain step; 0 at the end of the stream;
-        * None if nothing was read, since the decoder is amid a frame;
-        * of a step that is not usual, or has infos of other sorts, what `host.service.Begun` is made of, with the first
-          row and how many instead of `rows`. What came behind it in the same read the decoder has been given.
+        * -1 minus the number of steps that came within `seconds` of a reply, if the last reply was not followed by
+          another request in that time;
+        * the number of bytes in `decoder.buffers()` if they are not a plain step; 0 at the end of the stream;
+        * None if nothing was read, because the decoder is inside a frame;
+        * the fields of a `worker.service.PartialStep` without `kind`, with the first row and the number of rows instead
+          of `rows`, if Python must finish the step. The decoder was fed with the bytes that came after the request.
 
     Raises:
         OSError: if a reply can't be written.
-        TypeError, ValueError, AttributeError: if the arguments are no such objects.
+        TypeError, ValueError, AttributeError: if an argument is not as described.
     """
 
 def step_rows(
@@ -193,7 +192,7 @@ def step_rows(
     actions: list[Any],
     steps: list[Callable[[Any], Any]],
     resets: list[Callable[..., Any]],
-    due: list[int],
+    pending: list[int],
     seeds: dict[int, int],
     at_end: int,
     mark: memoryview,
@@ -201,23 +200,25 @@ def step_rows(
     into: tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
     /,
 ) -> tuple[int, Any, bool]:
-    """Step envs, from one row on, up to the first that is not usual.
+    """Step envs, from one row on, up to the first row that is left to Python.
 
     Args:
-        row: the one to begin with.
+        row: the first row to step.
         first: the row of the first action.
-        actions: of that and the rows after it.
+        actions: the actions of that row and the rows after it.
         steps, resets: the envs' `step` and `reset`.
-        due: what a row's next step is: one of its env (0), a reset (1); anything else is not usual.
-        seeds: for the next resets; nothing is usual about one then.
-        at_end: what is due after the end of an episode; -1: that is not usual.
-        mark: `mark[0]` becomes row + 1 before an env runs.
-        infos: row and info dict are appended, unless it is empty.
-        into: where results go: observations of any dtype, in dicts and tuples as an env gives them, reward float64,
-            terminated and truncated bool, all with the rows as first axis; and the list of the last observations.
+        pending: the next step of each row: a step of its env (0) or a reset (1). Other values are left to Python.
+        seeds: for the next resets, by row. If there are any, a reset is left to Python.
+        at_end: the pending value after the end of an episode; -1: the end of an episode is left to Python.
+        mark: `mark[0]` is set to row + 1 before an env runs.
+        infos: row and info dict are appended, unless the dict is empty.
+        into: the arrays that results go to: observations of any dtype, in dicts and tuples as an env returns them,
+            reward float64, terminated and truncated bool. The first axis of each is the rows. The last entry is the
+            list of the last observations.
 
     Returns:
-        The row that was not usual, or the one after the last; what its `step` or `reset` gave, or raised, or
-        NotImplemented if neither was called: nothing of it was put down; and whether what was not usual, like the dtype
-        of an observation, is probably so each time.
+        * the row that is left to Python, or the one after the last;
+        * the result or exception of that row's `step` or `reset`, of which nothing was stored; NotImplemented if
+          neither was called;
+        * whether the env will probably do the same each time, as with the dtype of an observation.
     """

@@ -1,11 +1,11 @@
-/* The CRC of frames, zlib's. */
+/* zlib's CRC-32, for frames. */
 
 #include "c.h"
 
-/* As large a piece lets other threads run meanwhile. */
-static const Py_ssize_t LARGE = (Py_ssize_t)1 << 18;
+/* From this size on, the GIL is released. */
+static const Py_ssize_t RELEASE_GIL_BYTES = (Py_ssize_t)1 << 18;
 
-static int by_zlib(const void *bytes, Py_ssize_t count, uint32_t *crc) {
+static int add_with_zlib(const void *bytes, Py_ssize_t count, uint32_t *crc) {
     PyObject *view = PyMemoryView_FromMemory((char *)bytes, count, PyBUF_READ);
     PyObject *before = view == NULL ? NULL : PyLong_FromUnsignedLong(*crc), *arguments[] = {view, before};
     PyObject *after = before == NULL ? NULL : PyObject_Vectorcall(zlib_crc32, arguments, 2, NULL);
@@ -21,81 +21,81 @@ static int by_zlib(const void *bytes, Py_ssize_t count, uint32_t *crc) {
 
 #include <immintrin.h>
 
-/* Sixteen bytes are multiplied by powers of x modulo the polynomial, bits in reverse, and added to those that come so
- * much later: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009,
- * whose constants these are for the polynomial of zlib. */
-static const uint64_t OVER_64[2] = {0x154442bd4, 0x1c6e41596}, OVER_16[2] = {0x1751997d0, 0x0ccaa009e};
-static const uint64_t OVER_4[2] = {0x163cd6124, 0}, BARRETT[2] = {0x1db710641, 0x1f7011641};
+/* Each block of 16 bytes is multiplied by powers of x modulo the polynomial, with the bits in reverse, and added to
+ * a later block. See V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
+ * Intel, 2009, for the method and these constants of zlib's polynomial. */
+static const uint64_t FOLD_64[2] = {0x154442bd4, 0x1c6e41596}, FOLD_16[2] = {0x1751997d0, 0x0ccaa009e};
+static const uint64_t FOLD_4[2] = {0x163cd6124, 0}, BARRETT[2] = {0x1db710641, 0x1f7011641};
 
-static uint32_t of_byte[256];
-static int multiplies;
+static uint32_t byte_table[256];
+static int has_clmul;
 
 int set_up_crc(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
         for (int bit = 0; bit < 8; bit++)
             crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
-        of_byte[byte] = crc;
+        byte_table[byte] = crc;
     }
-    return multiplies = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    return has_clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
 }
 
-#define MULTIPLIES __attribute__((target("pclmul,sse4.1")))
+#define WITH_CLMUL __attribute__((target("pclmul,sse4.1")))
 
-MULTIPLIES static __m128i load(const void *from) { return _mm_loadu_si128((const __m128i *)from); }
+WITH_CLMUL static __m128i load(const void *from) { return _mm_loadu_si128((const __m128i *)from); }
 
-MULTIPLIES static __m128i fold(__m128i bytes, __m128i over, __m128i onto) {
-    __m128i low = _mm_clmulepi64_si128(bytes, over, 0x00), high = _mm_clmulepi64_si128(bytes, over, 0x11);
-    return _mm_xor_si128(_mm_xor_si128(low, high), onto);
+WITH_CLMUL static __m128i fold(__m128i bytes, __m128i factor, __m128i addend) {
+    __m128i low = _mm_clmulepi64_si128(bytes, factor, 0x00), high = _mm_clmulepi64_si128(bytes, factor, 0x11);
+    return _mm_xor_si128(_mm_xor_si128(low, high), addend);
 }
 
-/* Of bytes in sixteens, at least one. */
-MULTIPLIES static uint32_t by_sixteens(const uint8_t *bytes, Py_ssize_t count, uint32_t crc) {
-    __m128i one = _mm_xor_si128(load(bytes), _mm_cvtsi32_si128((int)crc)), over = load(OVER_64);
+/* Return the CRC of one or more blocks of 16 bytes. */
+WITH_CLMUL static uint32_t crc_of_blocks(const uint8_t *bytes, Py_ssize_t count, uint32_t crc) {
+    __m128i one = _mm_xor_si128(load(bytes), _mm_cvtsi32_si128((int)crc)), factor = load(FOLD_64);
     const uint8_t *end = bytes + count;
     bytes += 16;
     if (count >= 64) {
         __m128i two = load(bytes), three = load(bytes + 16), four = load(bytes + 32);
         for (bytes += 48; end - bytes >= 64; bytes += 64) {
-            one = fold(one, over, load(bytes));
-            two = fold(two, over, load(bytes + 16));
-            three = fold(three, over, load(bytes + 32));
-            four = fold(four, over, load(bytes + 48));
+            one = fold(one, factor, load(bytes));
+            two = fold(two, factor, load(bytes + 16));
+            three = fold(three, factor, load(bytes + 32));
+            four = fold(four, factor, load(bytes + 48));
         }
-        over = load(OVER_16);
-        one = fold(fold(fold(one, over, two), over, three), over, four);
+        factor = load(FOLD_16);
+        one = fold(fold(fold(one, factor, two), factor, three), factor, four);
     }
-    for (over = load(OVER_16); bytes < end; bytes += 16)
-        one = fold(one, over, load(bytes));
+    for (factor = load(FOLD_16); bytes < end; bytes += 16)
+        one = fold(one, factor, load(bytes));
     __m128i words = _mm_setr_epi32(~0, 0, ~0, 0), rest = load(BARRETT);
-    one = _mm_xor_si128(_mm_srli_si128(one, 8), _mm_clmulepi64_si128(one, over, 0x10));
-    __m128i low = _mm_clmulepi64_si128(_mm_and_si128(one, words), load(OVER_4), 0x00);
+    one = _mm_xor_si128(_mm_srli_si128(one, 8), _mm_clmulepi64_si128(one, factor, 0x10));
+    __m128i low = _mm_clmulepi64_si128(_mm_and_si128(one, words), load(FOLD_4), 0x00);
     one = _mm_xor_si128(_mm_srli_si128(one, 4), low);
     __m128i quotient = _mm_and_si128(_mm_clmulepi64_si128(_mm_and_si128(one, words), rest, 0x10), words);
     return (uint32_t)_mm_extract_epi32(_mm_xor_si128(one, _mm_clmulepi64_si128(quotient, rest, 0x00)), 1);
 }
 
-static uint32_t by_multiplying(const uint8_t *bytes, Py_ssize_t count, uint32_t crc) {
-    Py_ssize_t sixteens = count & ~(Py_ssize_t)15;
+static uint32_t crc_with_clmul(const uint8_t *bytes, Py_ssize_t count, uint32_t crc) {
+    Py_ssize_t block_bytes = count & ~(Py_ssize_t)15;
     crc = ~crc;
-    if (sixteens)
-        crc = by_sixteens(bytes, sixteens, crc);
-    for (Py_ssize_t i = sixteens; i < count; i++)
-        crc = crc >> 8 ^ of_byte[(crc ^ bytes[i]) & 0xff];
+    if (block_bytes)
+        crc = crc_of_blocks(bytes, block_bytes, crc);
+    for (Py_ssize_t i = block_bytes; i < count; i++)
+        crc = crc >> 8 ^ byte_table[(crc ^ bytes[i]) & 0xff];
     return ~crc;
 }
 
 int add_to_crc(const void *bytes, Py_ssize_t count, uint32_t *crc) {
     if (!count)
         return 0;
-    if (!multiplies)
-        return by_zlib(bytes, count, crc);
-    if (count < LARGE) {
-        *crc = by_multiplying(bytes, count, *crc);
+    if (!has_clmul)
+        return add_with_zlib(bytes, count, crc);
+    if (count < RELEASE_GIL_BYTES) {
+        *crc = crc_with_clmul(bytes, count, *crc);
         return 0;
     }
     Py_BEGIN_ALLOW_THREADS
-    *crc = by_multiplying(bytes, count, *crc);
+    *crc = crc_with_clmul(bytes, count, *crc);
     Py_END_ALLOW_THREADS
     return 0;
 }
@@ -104,13 +104,15 @@ int add_to_crc(const void *bytes, Py_ssize_t count, uint32_t *crc) {
 
 int set_up_crc(void) { return 0; }
 
-int add_to_crc(const void *bytes, Py_ssize_t count, uint32_t *crc) { return count ? by_zlib(bytes, count, crc) : 0; }
+int add_to_crc(const void *bytes, Py_ssize_t count, uint32_t *crc) {
+    return count ? add_with_zlib(bytes, count, crc) : 0;
+}
 
 #endif
 
-PyObject *crc_of(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+PyObject *crc32_of(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     uint32_t crc;
-    if (argc != 2 || as_word(args[1], &crc)) {
+    if (argc != 2 || as_uint32(args[1], &crc)) {
         PyErr_SetString(PyExc_TypeError, "crc32: expected a buffer and a CRC");
         return NULL;
     }

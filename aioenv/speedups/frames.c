@@ -1,4 +1,4 @@
-/* Frames (see ipc/frames.py) over a descriptor. */
+/* Read and write frames (see ipc/frames.py) over a descriptor. */
 
 #include "c.h"
 #include <poll.h>
@@ -7,21 +7,21 @@
 
 static const uint8_t MAGIC[] = {MAGIC_BYTES};
 
-/* The CRC of a header, after one whose CRC was `chain`. */
-static int chain_on(const uint8_t *head, uint32_t *chain) { return add_to_crc(head, AT_CRC, chain); }
+/* Update `chain`, the CRC of the previous header, to that of this one. */
+static int extend_chain(const uint8_t *head, uint32_t *chain) { return add_to_crc(head, AT_CRC, chain); }
 
-static void put_word(uint8_t *to, uint32_t number) {
+static void write_uint32(uint8_t *to, uint32_t number) {
     for (int i = 0; i < 4; i++)
         to[i] = (uint8_t)(number >> 8 * i);
 }
 
-uint32_t word_at(const uint8_t *from) {
+uint32_t read_uint32(const uint8_t *from) {
     return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
 int add_buffer(Buffers *buffers, PyObject *object, int flags) {
     if (buffers->count == MAX_BUFFERS) {
-        PyErr_SetString(PyExc_ValueError, "more buffers than there is room for");
+        PyErr_SetString(PyExc_ValueError, "too many buffers");
         return -1;
     }
     Py_buffer *view = &buffers->views[buffers->count];
@@ -36,19 +36,19 @@ void release_buffers(Buffers *buffers) {
         PyBuffer_Release(&buffers->views[i]);
 }
 
-int put_head_before(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t request, uint32_t generation,
-                    Py_ssize_t size, Py_ssize_t tail, uint32_t body, uint32_t *chain) {
+int prepend_header(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t request, uint32_t generation,
+                   Py_ssize_t size, Py_ssize_t payload, uint32_t body, uint32_t *chain) {
     memcpy(head, MAGIC, sizeof MAGIC);
     head[AT_VERSION] = VERSION;
     head[AT_KIND] = (uint8_t)kind;
-    put_word(head + AT_REQUEST, request);
-    put_word(head + AT_GENERATION, generation);
-    put_word(head + AT_FIXED, (uint32_t)size);
-    put_word(head + AT_PAYLOAD, (uint32_t)tail);
-    put_word(head + AT_BODY_CRC, body);
-    if (chain_on(head, chain) < 0)
+    write_uint32(head + AT_REQUEST, request);
+    write_uint32(head + AT_GENERATION, generation);
+    write_uint32(head + AT_FIXED, (uint32_t)size);
+    write_uint32(head + AT_PAYLOAD, (uint32_t)payload);
+    write_uint32(head + AT_BODY_CRC, body);
+    if (extend_chain(head, chain) < 0)
         return -1;
-    put_word(head + AT_CRC, *chain);
+    write_uint32(head + AT_CRC, *chain);
     memmove(buffers->parts + 1, buffers->parts, (size_t)buffers->count * sizeof *buffers->parts);
     buffers->parts[0] = (struct iovec){head, HEADER_BYTES};
     return 0;
@@ -63,37 +63,37 @@ PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) 
     int fd = (int)PyLong_AsLong(args[0]);
     if (fd == -1 && PyErr_Occurred())
         return NULL;
-    if (as_word(args[1], &chain) || as_word(args[2], &kind) || as_word(args[3], &request) ||
-        as_word(args[4], &generation) || kind > UINT8_MAX)
+    if (as_uint32(args[1], &chain) || as_uint32(args[2], &kind) || as_uint32(args[3], &request) ||
+        as_uint32(args[4], &generation) || kind > UINT8_MAX)
         Py_RETURN_NONE;
     PyObject *fixed = PySequence_Fast(args[5], "fixed: expected a sequence of buffers"), *result = NULL;
     if (fixed == NULL)
         return NULL;
     Buffers buffers = {.count = 0};
     uint8_t head[HEADER_BYTES];
-    Py_ssize_t parts = PySequence_Fast_GET_SIZE(fixed), size = 0, tail = 0;
+    Py_ssize_t parts = PySequence_Fast_GET_SIZE(fixed), size = 0, payload = 0;
     if (parts + 1 > MAX_BUFFERS) {
         result = Py_NewRef(Py_None);
         goto done;
     }
     for (Py_ssize_t i = 0; i <= parts; i++) {
-        if (PySequence_Fast_GET_SIZE(fixed) != parts) { /* a large CRC lets other threads run */
-            PyErr_SetString(PyExc_ValueError, "write_frame: the list of buffers changed meanwhile");
+        if (PySequence_Fast_GET_SIZE(fixed) != parts) { /* computing a large CRC releases the GIL */
+            PyErr_SetString(PyExc_ValueError, "write_frame: the list of buffers changed during the call");
             goto done;
         }
         PyObject *part = i < parts ? PySequence_Fast_GET_ITEM(fixed, i) : args[6];
         if (add_buffer(&buffers, part, PyBUF_SIMPLE) < 0)
             goto done;
         const Py_buffer *view = &buffers.views[buffers.count - 1];
-        *(i < parts ? &size : &tail) += view->len;
+        *(i < parts ? &size : &payload) += view->len;
         if (add_to_crc(view->buf, view->len, &body) < 0)
             goto done;
     }
-    if (size > MAX_FIXED || tail > MAX_PAYLOAD) {
+    if (size > MAX_FIXED || payload > MAX_PAYLOAD) {
         result = Py_NewRef(Py_None);
         goto done;
     }
-    if (put_head_before(&buffers, head, kind, request, generation, size, tail, body, &chain) < 0)
+    if (prepend_header(&buffers, head, kind, request, generation, size, payload, body, &chain) < 0)
         goto done;
     ssize_t written;
     int error;
@@ -104,7 +104,7 @@ PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) 
     if (written < 0 && error != EAGAIN && error != EWOULDBLOCK && error != EINTR) {
         errno = error;
         PyErr_SetFromErrno(PyExc_OSError);
-    } else if (written == HEADER_BYTES + size + tail) {
+    } else if (written == HEADER_BYTES + size + payload) {
         result = PyLong_FromUnsignedLong(chain);
     } else {
         result = Py_BuildValue("(ky#n)", (unsigned long)chain, (char *)head, (Py_ssize_t)HEADER_BYTES,
@@ -116,9 +116,12 @@ done:
     return result;
 }
 
-uint32_t tail_size(const Buffers *buffers) { return word_at((const uint8_t *)buffers->views[0].buf + AT_PAYLOAD); }
+uint32_t payload_size(const Buffers *buffers) {
+    return read_uint32((const uint8_t *)buffers->views[0].buf + AT_PAYLOAD);
+}
 
-int is_in_order(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const uint8_t *tail, Py_ssize_t tail_bytes) {
+int crcs_match(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const uint8_t *payload,
+               Py_ssize_t payload_bytes) {
     const uint8_t *head = buffers->views[0].buf;
     uint32_t body = 0;
     if (memcmp(head, MAGIC, sizeof MAGIC) || head[AT_VERSION] != VERSION)
@@ -130,46 +133,46 @@ int is_in_order(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const u
             return -1;
         size -= here;
     }
-    if (add_to_crc(tail, tail_bytes, &body) < 0 || chain_on(head, &chain) < 0)
+    if (add_to_crc(payload, payload_bytes, &body) < 0 || extend_chain(head, &chain) < 0)
         return -1;
-    return body == word_at(head + AT_BODY_CRC) && chain == word_at(head + AT_CRC);
+    return body == read_uint32(head + AT_BODY_CRC) && chain == read_uint32(head + AT_CRC);
 }
 
-int is_sound(uint32_t chain, const uint8_t *head, const uint8_t *body, Py_ssize_t size) {
+int contiguous_crcs_match(uint32_t chain, const uint8_t *head, const uint8_t *body, Py_ssize_t size) {
     uint32_t crc = 0;
     if (memcmp(head, MAGIC, sizeof MAGIC) || head[AT_VERSION] != VERSION)
         return 0;
-    if (add_to_crc(body, size, &crc) < 0 || chain_on(head, &chain) < 0)
+    if (add_to_crc(body, size, &crc) < 0 || extend_chain(head, &chain) < 0)
         return -1;
-    return crc == word_at(head + AT_BODY_CRC) && chain == word_at(head + AT_CRC);
+    return crc == read_uint32(head + AT_BODY_CRC) && chain == read_uint32(head + AT_CRC);
 }
 
-int begins_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t *more) {
+int starts_with_frame(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t *more) {
     const uint8_t *head = buffers->views[0].buf;
     const Py_buffer *spill = &buffers->views[buffers->count - 1];
     Py_ssize_t size = 0;
     for (int i = 1; i < buffers->count - 1; i++)
         size += buffers->views[i].len;
-    if (count < HEADER_BYTES + size || word_at(head + AT_FIXED) != (size_t)size)
+    if (count < HEADER_BYTES + size || read_uint32(head + AT_FIXED) != (size_t)size)
         return 0;
-    uint32_t tail = tail_size(buffers);
-    *more = count - HEADER_BYTES - size - tail;
-    if (tail > spill->len || *more < 0)
+    uint32_t payload = payload_size(buffers);
+    *more = count - HEADER_BYTES - size - payload;
+    if (payload > spill->len || *more < 0)
         return 0;
-    return is_in_order(chain, buffers, size, spill->buf, tail);
+    return crcs_match(chain, buffers, size, spill->buf, payload);
 }
 
-int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers) {
+int is_one_frame(Py_ssize_t count, uint32_t chain, const Buffers *buffers) {
     Py_ssize_t more = 0;
-    if (count >= HEADER_BYTES && tail_size(buffers))
+    if (count >= HEADER_BYTES && payload_size(buffers))
         return 0;
-    int whole = begins_whole(count, chain, buffers, &more);
+    int whole = starts_with_frame(count, chain, buffers, &more);
     return whole == 1 && more ? 0 : whole;
 }
 
 PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     uint32_t chain;
-    if (argc != 3 || !PyList_Check(args[2]) || as_word(args[1], &chain)) {
+    if (argc != 3 || !PyList_Check(args[2]) || as_uint32(args[1], &chain)) {
         PyErr_SetString(PyExc_TypeError, "read_frame: expected a descriptor, a CRC and a list");
         return NULL;
     }
@@ -199,16 +202,17 @@ PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     }
     int whole = 0;
     if (count >= HEADER_BYTES && parts == buffers.count && parts >= 2 && buffers.views[0].len == HEADER_BYTES) {
-        whole = is_whole(count, chain, &buffers);
+        whole = is_one_frame(count, chain, &buffers);
         if (whole < 0)
             goto done;
     }
     if (whole) {
         const uint8_t *head = buffers.views[0].buf;
-        result = Py_BuildValue("(ikkkkkk)", head[AT_KIND], (unsigned long)word_at(head + AT_REQUEST),
-                               (unsigned long)word_at(head + AT_GENERATION), (unsigned long)word_at(head + AT_FIXED),
-                               (unsigned long)word_at(head + AT_PAYLOAD), (unsigned long)word_at(head + AT_BODY_CRC),
-                               (unsigned long)word_at(head + AT_CRC));
+        result =
+            Py_BuildValue("(ikkkkkk)", head[AT_KIND], (unsigned long)read_uint32(head + AT_REQUEST),
+                          (unsigned long)read_uint32(head + AT_GENERATION), (unsigned long)read_uint32(head + AT_FIXED),
+                          (unsigned long)read_uint32(head + AT_PAYLOAD), (unsigned long)read_uint32(head + AT_BODY_CRC),
+                          (unsigned long)read_uint32(head + AT_CRC));
     } else {
         result = PyLong_FromSsize_t(count);
     }
@@ -217,15 +221,15 @@ done:
     return result;
 }
 
-int offer(Held *held, PyObject *decoder, PyObject *into, Buffers *buffers, uint32_t *chain) {
-    PyObject *error = look_up(held, decoder, str_error), *header = look_up(held, decoder, str__header);
-    PyObject *wanted = look_up(held, decoder, str__wanted), *frames = look_up(held, decoder, str_frames);
-    PyObject *head = look_up(held, decoder, str__head), *spill = look_up(held, decoder, str__spill);
-    PyObject *before = look_up(held, decoder, str_chain);
+int prepare_read(References *refs, PyObject *decoder, PyObject *into, Buffers *buffers, uint32_t *chain) {
+    PyObject *error = look_up(refs, decoder, str_error), *header = look_up(refs, decoder, str__header);
+    PyObject *wanted = look_up(refs, decoder, str__wanted), *frames = look_up(refs, decoder, str_frames);
+    PyObject *head = look_up(refs, decoder, str__head), *spill = look_up(refs, decoder, str__spill);
+    PyObject *before = look_up(refs, decoder, str_chain);
     if (PyErr_Occurred())
         return -1;
     if (error != Py_None || header != Py_None || !PyList_CheckExact(wanted) || PyList_GET_SIZE(wanted) != 1 ||
-        PyList_GET_ITEM(wanted, 0) != head || PyObject_Size(frames) || as_word(before, chain) ||
+        PyList_GET_ITEM(wanted, 0) != head || PyObject_Size(frames) || as_uint32(before, chain) ||
         PyList_GET_SIZE(into) > MAX_BUFFERS - 2)
         return PyErr_Occurred() ? -1 : 0;
     if (add_buffer(buffers, head, PyBUF_WRITABLE) < 0)
@@ -242,20 +246,21 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-int spin_on(int fd, double seconds) {
-    struct pollfd look = {.fd = fd, .events = POLLIN};
+int spin_until_readable(int fd, double seconds) {
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
     double end = seconds_now() + seconds;
-    int ready, late = 0;
+    int ready, expired = 0;
     Py_BEGIN_ALLOW_THREADS
     for (;;) {
-        ready = poll(&look, 1, 0);
-        if (ready > 0 || late)
+        ready = poll(&poll_fd, 1, 0);
+        if (ready > 0 || expired)
             break;
-        sched_yield(); /* to a parent that is on this CPU: it may be about to write */
-        late = !(seconds_now() <= end); /* then once more: somebody else may have had this CPU since the last look */
+        sched_yield(); /* the parent may be about to write on this CPU */
+        /* Then poll once more: another process may have used this CPU since the last poll. */
+        expired = !(seconds_now() <= end);
     }
     Py_END_ALLOW_THREADS
-    return ready > 0; /* an error shows in the read that follows */
+    return ready > 0; /* the read that follows reports an error */
 }
 
 PyObject *spin(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
@@ -265,5 +270,5 @@ PyObject *spin(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     }
     int fd = (int)PyLong_AsLong(args[0]);
     double seconds = PyFloat_AsDouble(args[1]);
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(spin_on(fd, seconds));
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(spin_until_readable(fd, seconds));
 }

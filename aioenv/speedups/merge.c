@@ -1,44 +1,43 @@
-/* Columns that have a dtype to the info dict of a batch: see spaces/infos.py. */
+/* Merge columns that have a dtype into the info dict of a batch: see spaces/infos.py. */
 
 #include "c.h"
 
-enum { MAX_KINDS = 16 };
+enum { MAX_SCHEMAS = 16 };
 
-/* What a `merge._Name` is made of. */
-
-
-/* A schema, the names of its columns, and their numbers among all keys. */
+/* A schema, the names of its columns (`spaces.infos.ColumnName`), and the indices of these names among all keys. */
 typedef struct {
     PyObject *schema, *names;
-    int rows[MAX_KEYS];
-} Kind;
+    int indices[MAX_KEYS];
+} NamedSchema;
 
-/* The keys, each with a name, and the schemas that they are of. */
+/* All keys, each with a name, and the schemas that have them. */
 typedef struct {
-    int count, kinds;
+    int count, schema_count;
     PyObject *names[MAX_KEYS];
-    Kind of[MAX_KINDS];
-} Merged;
+    NamedSchema schemas[MAX_SCHEMAS];
+} MergedKeys;
 
-/* Whether a name stands for the same key, dtype and shape as another; 0 if not, -1 if it is the same key of others. */
-static int is_same(PyObject *name, PyObject *other) {
+/* Return 1 if two names have the same key, dtype and shape, 0 if the keys differ, or -1 if only the dtypes or shapes
+ * do. */
+static int compare_names(PyObject *name, PyObject *other) {
     if (PyObject_RichCompareBool(PyTuple_GET_ITEM(name, NAME_KEY), PyTuple_GET_ITEM(other, NAME_KEY), Py_EQ) != 1)
         return 0;
     for (int part = NAME_DTYPE; part <= NAME_SHAPE; part++) {
-        PyObject *one = PyTuple_GET_ITEM(name, part), *two = PyTuple_GET_ITEM(other, part);
-        if (one != two && (one == Py_None || two == Py_None || PyObject_RichCompareBool(one, two, Py_EQ) != 1))
-            return -1; /* numpy takes None for a dtype */
+        PyObject *left = PyTuple_GET_ITEM(name, part), *right = PyTuple_GET_ITEM(other, part);
+        if (left != right && (left == Py_None || right == Py_None || PyObject_RichCompareBool(left, right, Py_EQ) != 1))
+            return -1; /* numpy accepts None as a dtype */
     }
     return 1;
 }
 
-/* The number of a name, which may be a new one; -1 if it has none. */
-static int row_of(Merged *merged, PyObject *name) {
-    if (!is_tuple_of(name, NAME_FIELDS) || !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, NAME_KEY)) ||
-        !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, NAME_MASK_KEY)) || !PyTuple_CheckExact(PyTuple_GET_ITEM(name, NAME_SHAPE)))
+/* Return the index of a name, which is added if it is new; -1 if it can't be merged. */
+static int key_index(MergedKeys *merged, PyObject *name) {
+    if (!is_tuple_of_size(name, NAME_FIELDS) || !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, NAME_KEY)) ||
+        !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, NAME_MASK_KEY)) ||
+        !PyTuple_CheckExact(PyTuple_GET_ITEM(name, NAME_SHAPE)))
         return -1;
     for (int row = 0; row < merged->count; row++) {
-        int same = is_same(name, merged->names[row]);
+        int same = compare_names(name, merged->names[row]);
         if (same)
             return same > 0 ? row : -1;
     }
@@ -48,32 +47,33 @@ static int row_of(Merged *merged, PyObject *name) {
     return merged->count++;
 }
 
-/* What is known of a part's schema; NULL if Python has not named its columns. */
-static const Kind *kind_of(Merged *merged, PyObject *part, PyObject *named) {
-    if (!is_tuple_of(part, COLUMNS_FIELDS))
+/* Return the schema of a part with its names; NULL if Python has not named its columns. */
+static const NamedSchema *find_named_schema(MergedKeys *merged, PyObject *part, PyObject *named) {
+    if (!is_tuple_of_size(part, COLUMNS_FIELDS))
         return NULL;
     PyObject *schema = PyTuple_GET_ITEM(part, COLUMNS_SCHEMA);
-    for (int i = 0; i < merged->kinds; i++)
-        if (merged->of[i].schema == schema)
-            return &merged->of[i];
-    if (!is_schema(schema) || merged->kinds == MAX_KINDS)
+    for (int i = 0; i < merged->schema_count; i++)
+        if (merged->schemas[i].schema == schema)
+            return &merged->schemas[i];
+    if (!is_schema(schema) || merged->schema_count == MAX_SCHEMAS)
         return NULL;
     PyObject *id = PyLong_FromVoidPtr(schema), *known = id == NULL ? NULL : PyDict_GetItemWithError(named, id);
     Py_XDECREF(id);
-    if (known == NULL || !is_tuple_of(known, 2) || PyTuple_GET_ITEM(known, 0) != schema ||
+    if (known == NULL || !is_tuple_of_size(known, 2) || PyTuple_GET_ITEM(known, 0) != schema ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(known, 1)) || PyTuple_GET_SIZE(PyTuple_GET_ITEM(known, 1)) > MAX_KEYS)
         return NULL;
-    Kind *kind = &merged->of[merged->kinds++];
-    kind->schema = schema;
-    kind->names = Py_NewRef(PyTuple_GET_ITEM(known, 1));
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kind->names); i++)
-        if ((kind->rows[i] = row_of(merged, PyTuple_GET_ITEM(kind->names, i))) < 0)
+    NamedSchema *named_schema = &merged->schemas[merged->schema_count++];
+    named_schema->schema = schema;
+    named_schema->names = Py_NewRef(PyTuple_GET_ITEM(known, 1));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(named_schema->names); i++)
+        if ((named_schema->indices[i] = key_index(merged, PyTuple_GET_ITEM(named_schema->names, i))) < 0)
             return NULL;
-    return kind;
+    return named_schema;
 }
 
-/* How many rows a part has: from `start` on, or where `at` says, if it has memory; < 0 if some are not of `size`. */
-static Py_ssize_t find_rows(PyObject *positions, Py_ssize_t size, Py_ssize_t *start, Py_buffer *at) {
+/* Return the number of rows of a part. They begin at `start`, or `at` is set to a view of their indices. Return < 0
+ * if a row is outside the batch of `size` rows. */
+static Py_ssize_t count_rows(PyObject *positions, Py_ssize_t size, Py_ssize_t *start, Py_buffer *at) {
     Py_ssize_t stop, step, count;
     if (PySlice_Check(positions)) {
         if (PySlice_Unpack(positions, start, &stop, &step) < 0) {
@@ -86,7 +86,7 @@ static Py_ssize_t find_rows(PyObject *positions, Py_ssize_t size, Py_ssize_t *st
         return -1;
     count = at->shape[0];
     for (Py_ssize_t i = 0; i < count; i++)
-        if (number_in(at, i) < 0 || number_in(at, i) >= size)
+        if (int64_at(at, i) < 0 || int64_at(at, i) >= size)
             return -1;
     return count;
 }
@@ -96,12 +96,13 @@ typedef struct {
     PyObject *array; /* NULL: a row of the table */
     Py_buffer view;
     char *values, *mask;
-    Py_ssize_t bytes; /* of a row of the batch */
-    int narrow;       /* whether values of a table, which are float64, do not fit */
+    Py_ssize_t bytes; /* per row of the batch */
+    int narrow;       /* 1: float64 values of a table do not fit */
 } Target;
 
-/* Puts a part's values of one key where they go. */
-static void put_values(const Target *target, const char *from, Py_ssize_t start, const Py_buffer *at, Py_ssize_t count) {
+/* Copy a part's values of one key to their rows, and set the mask there. */
+static void copy_values(const Target *target, const char *from, Py_ssize_t start, const Py_buffer *at,
+                        Py_ssize_t count) {
     size_t bytes = (size_t)target->bytes;
     if (at->obj == NULL) {
         memcpy(target->values + (size_t)start * bytes, from, (size_t)count * bytes);
@@ -109,36 +110,36 @@ static void put_values(const Target *target, const char *from, Py_ssize_t start,
         return;
     }
     for (Py_ssize_t i = 0; i < count; i++, from += bytes) {
-        memcpy(target->values + (size_t)number_in(at, i) * bytes, from, bytes);
-        target->mask[number_in(at, i)] = 1;
+        memcpy(target->values + (size_t)int64_at(at, i) * bytes, from, bytes);
+        target->mask[int64_at(at, i)] = 1;
     }
 }
 
-/* Puts the rows of a table where they go; 0 if they do not fit. */
-static int put_table(PyObject *table, const Kind *kind, Py_ssize_t start, const Py_buffer *at, Py_ssize_t count,
-                     const Target *targets) {
+/* Copy the rows of a table to their targets. Return 0 if they do not fit. */
+static int copy_table(PyObject *table, const NamedSchema *named_schema, Py_ssize_t start, const Py_buffer *at,
+                      Py_ssize_t count, const Target *targets) {
     Py_buffer view;
     if (!view_numbers(table, 2, "d", &view))
         return 0;
-    Py_ssize_t keys = PyTuple_GET_SIZE(kind->names);
+    Py_ssize_t keys = PyTuple_GET_SIZE(named_schema->names);
     int fits = view.shape[0] == keys && view.shape[1] == count;
     for (Py_ssize_t key = 0; fits && key < keys; key++) {
-        const Target *target = &targets[kind->rows[key]];
+        const Target *target = &targets[named_schema->indices[key]];
         fits = target->bytes == 8 && !target->narrow;
         if (fits)
-            put_values(target, (const char *)view.buf + 8 * key * count, start, at, count);
+            copy_values(target, (const char *)view.buf + 8 * key * count, start, at, count);
     }
     PyBuffer_Release(&view);
     return fits;
 }
 
-/* Likewise of a list of arrays. */
-static int put_arrays(PyObject *arrays, const Kind *kind, Py_ssize_t start, const Py_buffer *at, Py_ssize_t count,
-                      const Target *targets) {
-    Py_ssize_t keys = PyTuple_GET_SIZE(kind->names);
+/* Copy a list of arrays to their targets. Return 0 if they do not fit. */
+static int copy_arrays(PyObject *arrays, const NamedSchema *named_schema, Py_ssize_t start, const Py_buffer *at,
+                       Py_ssize_t count, const Target *targets) {
+    Py_ssize_t keys = PyTuple_GET_SIZE(named_schema->names);
     int fits = PyList_CheckExact(arrays) && PyList_GET_SIZE(arrays) == keys;
     for (Py_ssize_t key = 0; fits && key < keys; key++) {
-        const Target *target = &targets[kind->rows[key]];
+        const Target *target = &targets[named_schema->indices[key]];
         PyObject *array = PyList_GET_ITEM(arrays, key);
         Py_buffer view;
         fits = Py_TYPE(array) == (PyTypeObject *)numpy_array &&
@@ -147,25 +148,26 @@ static int put_arrays(PyObject *arrays, const Kind *kind, Py_ssize_t start, cons
             break;
         fits = view.ndim && view.shape[0] == count && view.len == count * target->bytes;
         if (fits)
-            put_values(target, view.buf, start, at, count);
+            copy_values(target, view.buf, start, at, count);
         PyBuffer_Release(&view);
     }
     PyErr_Clear();
     return fits;
 }
 
-static int put_part(PyObject *part, const Kind *kind, Py_ssize_t size, const Target *targets) {
+static int copy_part(PyObject *part, const NamedSchema *named_schema, Py_ssize_t size, const Target *targets) {
     Py_buffer at = {.buf = NULL, .obj = NULL};
-    Py_ssize_t start = 0, count = find_rows(PyTuple_GET_ITEM(part, COLUMNS_POSITIONS), size, &start, &at);
+    Py_ssize_t start = 0, count = count_rows(PyTuple_GET_ITEM(part, COLUMNS_POSITIONS), size, &start, &at);
     PyObject *values = PyTuple_GET_ITEM(part, COLUMNS_VALUES);
     int fits = count >= 0;
     if (fits)
-        fits = (is_of_floats(kind->schema) ? put_table : put_arrays)(values, kind, start, &at, count, targets);
+        fits = (has_float_table(named_schema->schema) ? copy_table : copy_arrays)(values, named_schema, start, &at,
+                                                                                  count, targets);
     PyBuffer_Release(&at);
     return fits;
 }
 
-/* An array of a key's own; -1: exception. */
+/* Make the array of one key; -1: exception. */
 static int make_target(PyObject *name, Py_ssize_t size, Target *target) {
     PyObject *dtype = PyTuple_GET_ITEM(name, NAME_DTYPE);
     PyObject *first = Py_BuildValue("(n)", size);
@@ -180,9 +182,9 @@ static int make_target(PyObject *name, Py_ssize_t size, Target *target) {
     return 0;
 }
 
-/* Puts what a row of the table, or an array, and a row of masks are, under the keys of their name. */
-static int put_row(PyObject *infos, PyObject *name, const Target *target, PyObject *table, PyObject *masks,
-                   Py_ssize_t row) {
+/* Set a key of the info dict to its values, and the mask's key to its mask; -1: exception. */
+static int set_info_key(PyObject *infos, PyObject *name, const Target *target, PyObject *table, PyObject *masks,
+                        Py_ssize_t row) {
     PyObject *values = target->array != NULL ? Py_NewRef(target->array) : PySequence_GetItem(table, row);
     PyObject *mask = PySequence_GetItem(masks, row), *dtype = PyTuple_GET_ITEM(name, NAME_DTYPE);
     if (values != NULL && mask != NULL && target->array == NULL && dtype != Py_None)
@@ -195,17 +197,17 @@ static int put_row(PyObject *infos, PyObject *name, const Target *target, PyObje
     return failed ? -1 : 0;
 }
 
-/* The info dict; NULL if parts do not fit, or with an exception. */
-static PyObject *merge_all(PyObject *parts, Merged *merged, Py_ssize_t size, PyObject *named) {
+/* Return the info dict; NULL if parts do not fit, or with an exception. */
+static PyObject *merge_parts(PyObject *parts, MergedKeys *merged, Py_ssize_t size, PyObject *named) {
     Py_buffer values = {.obj = NULL}, flags = {.obj = NULL};
     Target targets[MAX_KEYS];
     Py_ssize_t keys = merged->count, made = 0;
     PyObject *table = NULL, *infos = NULL;
     PyObject *masks = zeros(Py_BuildValue("(nn)", keys, size), bool_dtype, &flags);
     int fits = masks != NULL, tables = 1;
-    for (int i = 0; i < merged->kinds; i++)
-        tables = tables && is_of_floats(merged->of[i].schema);
-    if (fits && tables) /* all in one */
+    for (int i = 0; i < merged->schema_count; i++)
+        tables = tables && has_float_table(merged->schemas[i].schema);
+    if (fits && tables) /* one table holds all columns */
         fits = (table = zeros(Py_BuildValue("(nn)", keys, size), float64_dtype, &values)) != NULL;
     for (; fits && made < keys; made++) {
         Target *target = &targets[made];
@@ -219,14 +221,14 @@ static PyObject *merge_all(PyObject *parts, Merged *merged, Py_ssize_t size, PyO
     fits = fits && made == keys;
     for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(parts); i++) {
         PyObject *part = PyTuple_GET_ITEM(parts, i);
-        fits = put_part(part, kind_of(merged, part, named), size, targets);
+        fits = copy_part(part, find_named_schema(merged, part, named), size, targets);
     }
     PyBuffer_Release(&values);
     PyBuffer_Release(&flags);
     if (fits)
         infos = PyDict_New();
     for (int row = 0; infos != NULL && row < keys; row++)
-        if (put_row(infos, merged->names[row], &targets[row], table, masks, row) < 0)
+        if (set_info_key(infos, merged->names[row], &targets[row], table, masks, row) < 0)
             Py_CLEAR(infos);
     while (made)
         if (targets[--made].array != NULL) {
@@ -240,26 +242,26 @@ static PyObject *merge_all(PyObject *parts, Merged *merged, Py_ssize_t size, PyO
 
 PyObject *merge_columns(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     if (argc != 3 || !PyDict_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "merge_columns: expected parts, a size, and a dict of names");
+        PyErr_SetString(PyExc_TypeError, "merge_columns: expected parts, a size and a dict of names");
         return NULL;
     }
     uint32_t size;
-    if ((!PyList_CheckExact(args[0]) && !PyTuple_CheckExact(args[0])) || as_word(args[1], &size))
+    if ((!PyList_CheckExact(args[0]) && !PyTuple_CheckExact(args[0])) || as_uint32(args[1], &size))
         Py_RETURN_NONE;
-    PyObject *parts = PySequence_Tuple(args[0]), *infos = NULL; /* which nobody changes meanwhile */
+    PyObject *parts = PySequence_Tuple(args[0]), *infos = NULL; /* a copy: the list may change meanwhile */
     if (parts == NULL)
         return NULL;
-    Merged merged;
-    merged.count = merged.kinds = 0;
+    MergedKeys merged;
+    merged.count = merged.schema_count = 0;
     Py_ssize_t known = 0, count = PyTuple_GET_SIZE(parts);
-    while (known < count && kind_of(&merged, PyTuple_GET_ITEM(parts, known), args[2]) != NULL)
+    while (known < count && find_named_schema(&merged, PyTuple_GET_ITEM(parts, known), args[2]) != NULL)
         known++;
     if (known < count)
         PyErr_Clear();
     else if (count)
-        infos = merge_all(parts, &merged, size, args[2]);
-    while (merged.kinds)
-        Py_DECREF(merged.of[--merged.kinds].names);
+        infos = merge_parts(parts, &merged, size, args[2]);
+    while (merged.schema_count)
+        Py_DECREF(merged.schemas[--merged.schema_count].names);
     Py_DECREF(parts);
     return infos != NULL || PyErr_Occurred() ? infos : Py_NewRef(Py_None);
 }

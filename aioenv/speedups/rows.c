@@ -1,104 +1,104 @@
-/* Stepping the envs of a worker: see spaces/autoreset.py and worker/row_buffers.py. */
+/* Step the envs of a worker: see spaces/autoreset.py and worker/row_buffers.py. */
 
 #include "c.h"
 
 enum { MAX_LEAVES = 16 };
 
-/* Where results go. */
+/* The arrays that results go to. */
 typedef struct {
     PyObject *tree; /* of observations: an array, or dicts and tuples of arrays */
-    int taken;
-    Py_buffer leaves[MAX_LEAVES]; /* of the tree, in its order */
-    int flags;
-    Py_buffer of_flags[3]; /* rewards, terminated, truncated */
+    int leaf_count;
+    Py_buffer leaves[MAX_LEAVES]; /* the arrays of the tree, in order */
+    int flag_count;
+    Py_buffer flags[3]; /* rewards, terminated, truncated */
     PyObject *last;
-} Into;
+} Outputs;
 
-static void release_into(Into *into) {
-    while (into->flags)
-        PyBuffer_Release(&into->of_flags[--into->flags]);
-    while (into->taken)
-        PyBuffer_Release(&into->leaves[--into->taken]);
+static void release_outputs(Outputs *outputs) {
+    while (outputs->flag_count)
+        PyBuffer_Release(&outputs->flags[--outputs->flag_count]);
+    while (outputs->leaf_count)
+        PyBuffer_Release(&outputs->leaves[--outputs->leaf_count]);
 }
 
-static int take_array(PyObject *array, Py_buffer *view) {
+static int get_array(PyObject *array, Py_buffer *view) {
     return PyObject_GetBuffer(array, view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS);
 }
 
-static int take_leaf(PyObject *array, Py_ssize_t rows, Into *into) {
-    Py_buffer *leaf = &into->leaves[into->taken];
-    if (into->taken == MAX_LEAVES) {
-        PyErr_SetString(PyExc_ValueError, "into: more arrays than there is room for");
+static int get_leaf(PyObject *array, Py_ssize_t rows, Outputs *outputs) {
+    Py_buffer *leaf = &outputs->leaves[outputs->leaf_count];
+    if (outputs->leaf_count == MAX_LEAVES) {
+        PyErr_SetString(PyExc_ValueError, "into: too many arrays");
         return -1;
     }
-    if (take_array(array, leaf) < 0)
+    if (get_array(array, leaf) < 0)
         return -1;
-    into->taken++;
+    outputs->leaf_count++;
     if (leaf->ndim >= 1 && leaf->shape[0] == rows)
         return 0;
-    PyErr_SetString(PyExc_ValueError, "into: expected as many rows everywhere");
+    PyErr_SetString(PyExc_ValueError, "into: expected the same number of rows in each array");
     return -1;
 }
 
-/* Takes the arrays of a tree, each of so many rows. */
-static int take_tree(PyObject *tree, Py_ssize_t rows, Into *into) {
+/* Get the buffers of all arrays of a tree, each of `rows` rows. */
+static int get_tree(PyObject *tree, Py_ssize_t rows, Outputs *outputs) {
     int is_dict = PyDict_CheckExact(tree), failed = 0;
     if (!is_dict && !PyTuple_CheckExact(tree))
-        return take_leaf(tree, rows, into);
+        return get_leaf(tree, rows, outputs);
     if (Py_EnterRecursiveCall(" in a tree of arrays"))
         return -1;
     PyObject *key, *child;
     for (Py_ssize_t place = 0; is_dict && !failed && PyDict_Next(tree, &place, &key, &child);)
-        failed = take_tree(child, rows, into);
+        failed = get_tree(child, rows, outputs);
     for (Py_ssize_t i = 0; !is_dict && !failed && i < PyTuple_GET_SIZE(tree); i++)
-        failed = take_tree(PyTuple_GET_ITEM(tree, i), rows, into);
+        failed = get_tree(PyTuple_GET_ITEM(tree, i), rows, outputs);
     Py_LeaveRecursiveCall();
     return failed;
 }
 
-static int take_into(PyObject *five, Into *into) {
-    into->taken = into->flags = 0;
-    if (!PyTuple_Check(five) || PyTuple_GET_SIZE(five) != 5 || !PyList_Check(PyTuple_GET_ITEM(five, 4))) {
+static int get_outputs(PyObject *arrays, Outputs *outputs) {
+    outputs->leaf_count = outputs->flag_count = 0;
+    if (!PyTuple_Check(arrays) || PyTuple_GET_SIZE(arrays) != 5 || !PyList_Check(PyTuple_GET_ITEM(arrays, 4))) {
         PyErr_SetString(PyExc_TypeError, "into: expected arrays of observations, three more, and a list");
         return -1;
     }
-    into->tree = PyTuple_GET_ITEM(five, 0);
-    into->last = PyTuple_GET_ITEM(five, 4);
-    Py_ssize_t rows = PyList_GET_SIZE(into->last);
-    if (take_tree(into->tree, rows, into) < 0) {
-        release_into(into);
+    outputs->tree = PyTuple_GET_ITEM(arrays, 0);
+    outputs->last = PyTuple_GET_ITEM(arrays, 4);
+    Py_ssize_t rows = PyList_GET_SIZE(outputs->last);
+    if (get_tree(outputs->tree, rows, outputs) < 0) {
+        release_outputs(outputs);
         return -1;
     }
-    for (; into->flags < 3; into->flags++)
-        if (take_array(PyTuple_GET_ITEM(five, 1 + into->flags), &into->of_flags[into->flags]) < 0) {
-            release_into(into);
+    for (; outputs->flag_count < 3; outputs->flag_count++)
+        if (get_array(PyTuple_GET_ITEM(arrays, 1 + outputs->flag_count), &outputs->flags[outputs->flag_count]) < 0) {
+            release_outputs(outputs);
             return -1;
         }
-    const Py_buffer *of = into->of_flags;
-    if (of[0].len != rows * (Py_ssize_t)sizeof(double) || of[1].len != rows || of[2].len != rows) {
-        PyErr_SetString(PyExc_ValueError, "into: expected as many rows everywhere");
-        release_into(into);
+    const Py_buffer *flags = outputs->flags;
+    if (flags[0].len != rows * (Py_ssize_t)sizeof(double) || flags[1].len != rows || flags[2].len != rows) {
+        PyErr_SetString(PyExc_ValueError, "into: expected the same number of rows in each array");
+        release_outputs(outputs);
         return -1;
     }
     return 0;
 }
 
-static char *row_of(const Py_buffer *array, Py_ssize_t row, Py_ssize_t *bytes) {
+static char *row_address(const Py_buffer *array, Py_ssize_t row, Py_ssize_t *bytes) {
     *bytes = array->len / array->shape[0];
     return (char *)array->buf + row * *bytes;
 }
 
-/* Puts an array or a number into its row; 1 if it is not of the shape and the dtype that belong there. */
-static int put_leaf(PyObject *observation, const Py_buffer *into, Py_ssize_t row) {
+/* Store an array or a number in its row. Return 1 if its shape or dtype differs from the array's. */
+static int store_leaf(PyObject *observation, const Py_buffer *array, Py_ssize_t row) {
     Py_ssize_t bytes;
-    char *to = row_of(into, row, &bytes);
+    char *to = row_address(array, row, &bytes);
     if (PyLong_CheckExact(observation)) {
         long long number = PyLong_AsLongLong(observation);
         if (number == -1 && PyErr_Occurred()) {
             PyErr_Clear();
             return 1;
         }
-        if (into->ndim != 1 || bytes != sizeof number || (strcmp(into->format, "l") && strcmp(into->format, "q")))
+        if (array->ndim != 1 || bytes != sizeof number || (strcmp(array->format, "l") && strcmp(array->format, "q")))
             return 1;
         memcpy(to, &number, sizeof number);
         return 0;
@@ -106,54 +106,54 @@ static int put_leaf(PyObject *observation, const Py_buffer *into, Py_ssize_t row
     Py_buffer from;
     if (Py_TYPE(observation) != (PyTypeObject *)numpy_array && PyObject_IsInstance(observation, numpy_scalar) <= 0) {
         PyErr_Clear();
-        return 1; /* what else has a buffer, bytes say, numpy may see with other eyes */
+        return 1; /* numpy may interpret other objects with a buffer, such as bytes, differently */
     }
     if (PyObject_GetBuffer(observation, &from, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear();
         return 1;
     }
-    int odd = from.ndim != into->ndim - 1 || from.format == NULL;
-    for (int i = 0; !odd && i < from.ndim; i++)
-        odd = from.shape[i] != into->shape[i + 1];
-    if (!odd && from.len == bytes && strcmp(from.format, into->format) == 0)
-        memmove(to, from.buf, (size_t)bytes); /* an env may give a view of where it goes */
+    int mismatch = from.ndim != array->ndim - 1 || from.format == NULL;
+    for (int i = 0; !mismatch && i < from.ndim; i++)
+        mismatch = from.shape[i] != array->shape[i + 1];
+    if (!mismatch && from.len == bytes && strcmp(from.format, array->format) == 0)
+        memmove(to, from.buf, (size_t)bytes); /* an env may return a view of this row */
     else
-        odd = 1;
+        mismatch = 1;
     PyBuffer_Release(&from);
-    return odd;
+    return mismatch;
 }
 
-/* Puts an observation into its row, from such a leaf of the tree on; 1 if it is not what belongs there. */
-static int put_tree(PyObject *observation, PyObject *tree, const Into *into, int *leaf, Py_ssize_t row) {
+/* Store an observation in its row, from the given leaf on. Return 1 if it does not match the tree. */
+static int store_tree(PyObject *observation, PyObject *tree, const Outputs *outputs, int *leaf, Py_ssize_t row) {
     if (PyDict_CheckExact(tree)) {
         PyObject *key, *child;
-        int odd = !PyDict_CheckExact(observation) && !PyODict_CheckExact(observation);
-        for (Py_ssize_t place = 0; !odd && PyDict_Next(tree, &place, &key, &child);) {
+        int mismatch = !PyDict_CheckExact(observation) && !PyODict_CheckExact(observation);
+        for (Py_ssize_t place = 0; !mismatch && PyDict_Next(tree, &place, &key, &child);) {
             PyObject *item = PyUnicode_CheckExact(key) ? PyDict_GetItemWithError(observation, key) : NULL;
-            odd = item == NULL || put_tree(item, child, into, leaf, row);
+            mismatch = item == NULL || store_tree(item, child, outputs, leaf, row);
         }
         PyErr_Clear();
-        return odd;
+        return mismatch;
     }
     if (PyTuple_CheckExact(tree)) {
         Py_ssize_t size = PyTuple_GET_SIZE(tree);
-        int odd = !PyTuple_CheckExact(observation) || PyTuple_GET_SIZE(observation) != size;
-        for (Py_ssize_t i = 0; !odd && i < size; i++)
-            odd = put_tree(PyTuple_GET_ITEM(observation, i), PyTuple_GET_ITEM(tree, i), into, leaf, row);
-        return odd;
+        int mismatch = !PyTuple_CheckExact(observation) || PyTuple_GET_SIZE(observation) != size;
+        for (Py_ssize_t i = 0; !mismatch && i < size; i++)
+            mismatch = store_tree(PyTuple_GET_ITEM(observation, i), PyTuple_GET_ITEM(tree, i), outputs, leaf, row);
+        return mismatch;
     }
-    return *leaf == into->taken || put_leaf(observation, &into->leaves[(*leaf)++], row);
+    return *leaf == outputs->leaf_count || store_leaf(observation, &outputs->leaves[(*leaf)++], row);
 }
 
-/* 0 or 1; -1 if it is no bool, Python's or numpy's. */
-static int flag_of(PyObject *object) {
+/* Return 0 or 1; -1 if the object is neither a Python nor a numpy bool. */
+static int as_flag(PyObject *object) {
     if (object == Py_False || object == Py_True)
         return object == Py_True;
     return Py_TYPE(object) == (PyTypeObject *)numpy_bool ? PyObject_IsTrue(object) : -1;
 }
 
-/* 0; -1 if it is no real number, Python's or numpy's. */
-static int number_of(PyObject *object, double *number) {
+/* Return 0; -1 if the object is neither a Python nor a numpy real number. */
+static int as_number(PyObject *object, double *number) {
     if (!PyFloat_Check(object) && !PyLong_Check(object)) {
         if (PyObject_IsInstance(object, numpy_floating) <= 0 && PyObject_IsInstance(object, numpy_integer) <= 0) {
             PyErr_Clear();
@@ -168,67 +168,67 @@ static int number_of(PyObject *object, double *number) {
     return 0;
 }
 
-static int note_info(PyObject *info, Py_ssize_t row, const Stepping *stepping) {
+static int store_info(PyObject *info, Py_ssize_t row, const Stepping *stepping) {
     PyObject *infos = stepping->infos;
     if (!PyDict_GET_SIZE(info))
         return 0;
-    if (stepping->columns != NULL && stepping->columns->sorts != NULL) {
-        if (note_columns(stepping->columns, info, row))
+    if (stepping->columns != NULL && stepping->columns->schemas != NULL) {
+        if (add_info(stepping->columns, info, row))
             return 0;
-        if (take_back(stepping->columns, infos) < 0)
+        if (restore_infos(stepping->columns, infos) < 0)
             return -1;
     }
-    PyObject *pair = Py_BuildValue("(nN)", row, PyDict_Copy(info)); /* the next env may write into the same one */
+    PyObject *pair = Py_BuildValue("(nN)", row, PyDict_Copy(info)); /* a copy: the env may reuse its dict */
     int failed = pair == NULL ? -1 : PyList_Append(infos, pair);
     Py_XDECREF(pair);
     return failed;
 }
 
-/* What becomes of an outcome: it is put down; it is for Python; so are probably all; an exception. */
-enum { DONE = 0, APART = 1, ODD = 2, RAISED = -1 };
+/* The status of an outcome: stored; left to Python; left to Python, and probably so each time; an exception. */
+enum { STORED = 0, LEFT_TO_PYTHON = 1, NONSTANDARD = 2, RAISED = -1 };
 
-static int put_down(PyObject *observation, double reward, int terminated, int truncated, PyObject *info, Py_ssize_t row,
-                    const Stepping *stepping, Into *into) {
+static int store_row(PyObject *observation, double reward, int terminated, int truncated, PyObject *info,
+                     Py_ssize_t row, const Stepping *stepping, Outputs *outputs) {
     if (!PyDict_CheckExact(info))
-        return ODD;
+        return NONSTANDARD;
     int leaf = 0;
-    if (put_tree(observation, into->tree, into, &leaf, row))
-        return ODD;
-    if (note_info(info, row, stepping) < 0)
+    if (store_tree(observation, outputs->tree, outputs, &leaf, row))
+        return NONSTANDARD;
+    if (store_info(info, row, stepping) < 0)
         return RAISED;
-    ((double *)into->of_flags[0].buf)[row] = reward;
-    ((char *)into->of_flags[1].buf)[row] = (char)terminated;
-    ((char *)into->of_flags[2].buf)[row] = (char)truncated;
-    return PyList_SetItem(into->last, row, Py_NewRef(observation)) < 0 ? RAISED : DONE;
+    ((double *)outputs->flags[0].buf)[row] = reward;
+    ((char *)outputs->flags[1].buf)[row] = (char)terminated;
+    ((char *)outputs->flags[2].buf)[row] = (char)truncated;
+    return PyList_SetItem(outputs->last, row, Py_NewRef(observation)) < 0 ? RAISED : STORED;
 }
 
-static int put_step(PyObject *outcome, Py_ssize_t row, const Stepping *stepping, Into *into) {
+static int store_step(PyObject *outcome, Py_ssize_t row, const Stepping *stepping, Outputs *outputs) {
     if (!PyTuple_CheckExact(outcome) || PyTuple_GET_SIZE(outcome) != 5)
-        return APART;
-    int terminated = flag_of(PyTuple_GET_ITEM(outcome, 2)), truncated = flag_of(PyTuple_GET_ITEM(outcome, 3));
+        return LEFT_TO_PYTHON;
+    int terminated = as_flag(PyTuple_GET_ITEM(outcome, 2)), truncated = as_flag(PyTuple_GET_ITEM(outcome, 3));
     double reward;
-    if (terminated < 0 || truncated < 0 || number_of(PyTuple_GET_ITEM(outcome, 1), &reward) < 0)
-        return ODD;
+    if (terminated < 0 || truncated < 0 || as_number(PyTuple_GET_ITEM(outcome, 1), &reward) < 0)
+        return NONSTANDARD;
     int ends = terminated || truncated;
     if (ends && stepping->at_end < 0)
-        return APART;
-    int put = put_down(PyTuple_GET_ITEM(outcome, 0), reward, terminated, truncated, PyTuple_GET_ITEM(outcome, 4), row,
-                       stepping, into);
-    if (put == DONE && ends && PyList_SetItem(stepping->due, row, PyLong_FromLong(stepping->at_end)) < 0)
+        return LEFT_TO_PYTHON;
+    int status = store_row(PyTuple_GET_ITEM(outcome, 0), reward, terminated, truncated, PyTuple_GET_ITEM(outcome, 4),
+                           row, stepping, outputs);
+    if (status == STORED && ends && PyList_SetItem(stepping->pending_rows, row, PyLong_FromLong(stepping->at_end)) < 0)
         return RAISED;
-    return put;
+    return status;
 }
 
-static int put_reset(PyObject *outcome, Py_ssize_t row, const Stepping *stepping, Into *into) {
+static int store_reset(PyObject *outcome, Py_ssize_t row, const Stepping *stepping, Outputs *outputs) {
     if (!PyTuple_CheckExact(outcome) || PyTuple_GET_SIZE(outcome) != 2)
-        return APART;
-    int put = put_down(PyTuple_GET_ITEM(outcome, 0), 0, 0, 0, PyTuple_GET_ITEM(outcome, 1), row, stepping, into);
-    if (put == DONE && PyList_SetItem(stepping->due, row, PyLong_FromLong(0)) < 0)
+        return LEFT_TO_PYTHON;
+    int status = store_row(PyTuple_GET_ITEM(outcome, 0), 0, 0, 0, PyTuple_GET_ITEM(outcome, 1), row, stepping, outputs);
+    if (status == STORED && PyList_SetItem(stepping->pending_rows, row, PyLong_FromLong(0)) < 0)
         return RAISED;
-    return put;
+    return status;
 }
 
-PyObject *caught(void) {
+PyObject *take_exception(void) {
 #if PY_VERSION_HEX >= 0x030c0000
     return PyErr_GetRaisedException();
 #else
@@ -243,35 +243,36 @@ PyObject *caught(void) {
 #endif
 }
 
-int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
-    PyObject *actions = stepping->actions, *due = stepping->due;
-    Into into;
+int step_from(Py_ssize_t row, const Stepping *stepping, StopPoint *stopped) {
+    PyObject *actions = stepping->actions, *pending_rows = stepping->pending_rows;
+    Outputs outputs;
     Py_buffer mark;
-    *stopped = (Stopped){.row = row};
-    if (take_into(stepping->into, &into) < 0)
+    *stopped = (StopPoint){.row = row};
+    if (get_outputs(stepping->outputs, &outputs) < 0)
         return -1;
     if (PyObject_GetBuffer(stepping->mark, &mark, PyBUF_WRITABLE) < 0) {
-        release_into(&into);
+        release_outputs(&outputs);
         return -1;
     }
-    Py_ssize_t rows = PyList_GET_SIZE(into.last), first = stepping->first, count = PyList_GET_SIZE(actions);
+    Py_ssize_t rows = PyList_GET_SIZE(outputs.last), first = stepping->first, count = PyList_GET_SIZE(actions);
     PyObject *outcome = NULL;
-    int put = DONE;
+    int status = STORED;
     if (first < 0 || row < first || first + count > rows || mark.len < (Py_ssize_t)sizeof(uint32_t))
-        put = RAISED;
-    for (; put == DONE && row < first + count; row++) {
-        /* an env may do anything, to these lists too */
+        status = RAISED;
+    for (; status == STORED && row < first + count; row++) {
+        /* An env may change anything, these lists too. */
         if (PyList_GET_SIZE(actions) != count || PyList_GET_SIZE(stepping->steps) != rows ||
-            PyList_GET_SIZE(stepping->resets) != rows || PyList_GET_SIZE(due) != rows ||
-            PyList_GET_SIZE(into.last) != rows) {
-            put = RAISED;
+            PyList_GET_SIZE(stepping->resets) != rows || PyList_GET_SIZE(pending_rows) != rows ||
+            PyList_GET_SIZE(outputs.last) != rows) {
+            status = RAISED;
             break;
         }
-        PyObject *what = PyList_GET_ITEM(due, row);
-        long next = PyLong_Check(what) ? PyLong_AsLong(what) : -1; /* which runs no Python: the lists stay as they are */
+        PyObject *pending = PyList_GET_ITEM(pending_rows, row);
+        /* This runs no Python code, so the lists stay as they are. */
+        long next = PyLong_Check(pending) ? PyLong_AsLong(pending) : -1;
         if (next != 0 && (next != 1 || PyDict_GET_SIZE(stepping->seeds))) {
-            PyErr_Clear(); /* of what is no number */
-            put = APART;
+            PyErr_Clear(); /* of a number that is too large */
+            status = LEFT_TO_PYTHON;
             break;
         }
         *(volatile uint32_t *)mark.buf = (uint32_t)(row + 1);
@@ -285,27 +286,27 @@ int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
         }
         Py_DECREF(callee);
         if (outcome == NULL) {
-            outcome = caught();
-            put = APART;
+            outcome = take_exception();
+            status = LEFT_TO_PYTHON;
             break;
         }
-        if (PyList_GET_SIZE(due) != rows || PyList_GET_SIZE(into.last) != rows)
-            put = RAISED;
+        if (PyList_GET_SIZE(pending_rows) != rows || PyList_GET_SIZE(outputs.last) != rows)
+            status = RAISED;
         else
-            put = (next ? put_reset : put_step)(outcome, row, stepping, &into);
-        if (put != DONE)
+            status = (next ? store_reset : store_step)(outcome, row, stepping, &outputs);
+        if (status != STORED)
             break;
         Py_CLEAR(outcome);
     }
     PyBuffer_Release(&mark);
-    release_into(&into);
-    if (put == RAISED) {
+    release_outputs(&outputs);
+    if (status == RAISED) {
         Py_XDECREF(outcome);
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "expected one of everything a row");
+            PyErr_SetString(PyExc_ValueError, "expected one entry per row in each list");
         return -1;
     }
-    *stopped = (Stopped){.row = row, .outcome = outcome, .odd = put == ODD};
+    *stopped = (StopPoint){.row = row, .outcome = outcome, .nonstandard = status == NONSTANDARD};
     return 0;
 }
 
@@ -319,9 +320,9 @@ PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     stepping.first = PyLong_AsSsize_t(args[1]);
     stepping.at_end = PyLong_AsLong(args[7]);
     Py_ssize_t row = PyLong_AsSsize_t(args[0]);
-    Stopped stopped;
+    StopPoint stopped;
     if (PyErr_Occurred() || step_from(row, &stepping, &stopped) < 0)
         return NULL;
     return Py_BuildValue("(nNO)", stopped.row, stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
-                         stopped.odd ? Py_True : Py_False);
+                         stopped.nonstandard ? Py_True : Py_False);
 }

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class FastPath(NamedTuple):
-    """The objects that C needs to answer plain steps (see `speedups.serve_express`).
+    """The objects that C needs to answer plain steps (see `speedups.serve_steps`).
 
     Attributes:
         views: where a request's fixed part is read into: the number of the shared batch, if there are several, and the
@@ -102,7 +102,7 @@ class PartialStep(NamedTuple):
 
     @classmethod
     def from_tuple(cls, got: tuple[Any, ...]) -> PartialStep:
-        """Make it of the tuple that `speedups.serve_express` returns."""
+        """Make it of the tuple that `speedups.serve_steps` returns."""
         request, generation, batch, first, count, *rest = got
         return cls(Kind.STEP, request, generation, batch, range(first, first + count), *rest)
 

@@ -69,7 +69,7 @@ class WorkerEnd:
         decoder = self._decoder
         seconds = self._wait() if decoder.error is None and not decoder.frames else 0.0
         while not decoder.frames:
-            fast_path = None if speedups.serve_express is None else self._fast_path()
+            fast_path = None if speedups.serve_steps is None else self._fast_path()
             got = self._serve(fast_path, seconds) if fast_path is not None else None
             if isinstance(got, tuple):
                 return PartialStep.from_tuple(got)
@@ -85,8 +85,8 @@ class WorkerEnd:
         return decoder.frames.popleft()
 
     def _serve(self, fast_path: FastPath, seconds: float) -> Any:
-        assert speedups.serve_express is not None
-        return speedups.serve_express(self._read_fd, self._write_fd, self._decoder, self._encoder, fast_path, seconds)
+        assert speedups.serve_steps is not None
+        return speedups.serve_steps(self._read_fd, self._write_fd, self._decoder, self._encoder, fast_path, seconds)
 
     def _wait(self) -> float:
         """Wait until there is something to read; return how long to poll after the next reply, in seconds."""
