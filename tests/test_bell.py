@@ -73,7 +73,7 @@ async def stepped(envs, last: int):
     while not bell._resting:  # again if the other one was last
         bell._last, bell._times = bell._channels[last], bells._TIMES
         await envs.step([GO, GO])
-    assert [channel._listening for channel in bell._channels] == [slot == last for slot in range(2)]
+    assert [channel._reader_enabled for channel in bell._channels] == [slot == last for slot in range(2)]
     return bell
 
 
@@ -123,7 +123,7 @@ async def test_a_step_ends_when_the_last_worker_has_replied(gates):
         await open_gate(gates[1])
         obs, reward, *_ = await step
         assert reward.tolist() == [1, 1] and obs[0] == obs[1]
-        assert not bell._channels[0]._listening, "nor from now on"
+        assert not bell._channels[0]._reader_enabled, "nor from now on"
 
 
 @compiled
@@ -134,7 +134,7 @@ async def test_who_is_late_though_he_rests_is_waited_for(gates):
         await open_gate(gates[0])
         _, reward, *_ = await step
         assert reward.tolist() == [1, 1]
-        assert bell._channels[1]._listening
+        assert bell._channels[1]._reader_enabled
 
 
 @compiled
@@ -307,7 +307,7 @@ async def test_a_resting_worker_is_closed_as_any(gates):
     await envs.reset()
     bell = await stepped(envs, last=1)
     await asyncio.wait_for(envs.close(), 10)
-    assert all(channel.fd == -1 and not channel._listening for channel in bell._channels)
+    assert all(channel.fd == -1 and not channel._reader_enabled for channel in bell._channels)
 
 
 @compiled
@@ -385,10 +385,10 @@ class Channel:
         self.requests = SimpleNamespace(pending={})
         self.there = 0  # how many replies are in its socket
 
-    def listen(self) -> None:
+    def enable_reader(self) -> None:
         self.listening = True
 
-    def rest(self) -> None:
+    def disable_reader(self) -> None:
         self.listening = False
 
     def poll(self) -> None:

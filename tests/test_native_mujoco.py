@@ -314,7 +314,7 @@ def test_what_makes_no_sense():
     with pytest.raises(ValueError, match="num_sims"):
         aioenv.SimPool(XML, 0)
     for post_constraint in (False, True):
-        with pytest.raises(ValueError, match=r"who sleeps is not part of the state .* switch that off: model.opt"):
+        with pytest.raises(ValueError, match=r"sleep is not part of the state .* switch that off: model.opt"):
             sleeping = XML.replace("<option ", "<option><flag sleep='enable'/></option><option ")
             aioenv.SimPool(sleeping, 2, post_constraint=post_constraint)
 
