@@ -218,6 +218,15 @@ def test_a_worker_imports_no_asyncio(module):
     assert done.stdout == f"['{module}']\n", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name", ["EnvCreator", "Modder", "RenderConfig", "RestartPolicy", "SharedRunningStats"])
+def test_a_name_that_factories_may_mention_imports_no_asyncio(name):
+    """A worker that unpickles an object of such a class pays for all that its module imports."""
+    code = f"import sys, aioenv; aioenv.{name}; print('asyncio' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    assert done.stdout == "False\n", done.stdout + done.stderr
+
+
 def _without_encoding(tree: ast.AST) -> Iterator[int]:
     """The lines of calls that take text from files or pipes in whatever encoding there is."""
     for node in ast.walk(tree):
