@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
     from aioenv.native.sim_pool import SimPool as SimPool
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
-    from aioenv.process.restart import RestartPolicy as RestartPolicy
+    from aioenv.process.restart_policy import RestartPolicy as RestartPolicy
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.rendering.quality import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
@@ -124,7 +124,7 @@ _HOME = {
     "TextureModder": "aioenv.modders.surfaces",
     "Recording": "aioenv.loops.record",
     "record": "aioenv.loops.record",
-    "RestartPolicy": "aioenv.process.restart",
+    "RestartPolicy": "aioenv.process.restart_policy",
     "SimPool": "aioenv.native.sim_pool",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",

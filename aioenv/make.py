@@ -32,7 +32,7 @@ from aioenv.worker.making import (
 )
 
 if TYPE_CHECKING:
-    from aioenv.process.restart import RestartPolicy
+    from aioenv.process.restart_policy import RestartPolicy
     from aioenv.rendering.config import RenderConfig
     from aioenv.stats.episodes import EpisodeStats
 

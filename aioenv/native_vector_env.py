@@ -38,7 +38,7 @@ from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import is_native_task, make_registered, refuse_wrappers, with_num_envs
 
 if TYPE_CHECKING:
-    from aioenv.process.restart import RestartPolicy
+    from aioenv.process.restart_policy import RestartPolicy
     from aioenv.rendering.config import RenderConfig
 
 __all__ = ["NativeVectorEnv", "vector_env_factory"]

@@ -64,7 +64,7 @@ from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
-    from aioenv.process.restart import RestartPolicy
+    from aioenv.process.restart_policy import RestartPolicy
     from aioenv.rendering.config import RenderConfig
 
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]

@@ -19,7 +19,7 @@ from aioenv.core.timeouts import ON_TIMEOUT
 from aioenv.errors import ArgumentError
 from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
-from aioenv.process.restart import RestartPolicy
+from aioenv.process.restart_policy import RestartPolicy
 from aioenv.rendering.config import RenderConfig
 from aioenv.worker.making import TASKS, vector_entry_point
 

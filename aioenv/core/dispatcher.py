@@ -28,7 +28,8 @@ from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import load
 from aioenv.platform import usable_cpus
 from aioenv.process.connection import FastReply, PendingReply
-from aioenv.process.restart import Restarter, RestartPolicy
+from aioenv.process.restart import Restarter
+from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import NO_RESULT, Columns

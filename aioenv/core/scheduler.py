@@ -29,7 +29,7 @@ from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.core.worker_pool import WorkerPool
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout, warn_caller
 from aioenv.ipc.frames import Kind, new_tuple
-from aioenv.process.restart import RestartPolicy
+from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import merge_infos

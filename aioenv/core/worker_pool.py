@@ -24,7 +24,7 @@ from aioenv.ipc.messages import dump_code, load
 from aioenv.platform import usable_cpus
 from aioenv.process.async_resource import gather_internal, internal_task, wait_through_cancel
 from aioenv.process.failures import cannot_start
-from aioenv.process.restart import RestartPolicy
+from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import Schema, SchemaTable
 from aioenv.spaces.large_boxes import batch_space, packed

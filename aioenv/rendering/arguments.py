@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.process.restart import RestartPolicy
+from aioenv.process.restart_policy import RestartPolicy
 from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_int
 from aioenv.rendering.images import ImageArrays, image_kinds

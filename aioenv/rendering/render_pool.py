@@ -19,7 +19,7 @@ from aioenv.errors import ClosedError, RenderTimeout
 from aioenv.ipc.memory import check_transport
 from aioenv.native.loading import Model, load_model
 from aioenv.process.async_resource import AsyncResource
-from aioenv.process.restart import RestartPolicy
+from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.arguments import (
     MAX_SLOTS,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aioenv.errors import RenderError, WorkerStartError
 from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
-from aioenv.process.restart import RestartPolicy
+from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import candidate_backends
 from aioenv.rendering.config import RenderConfig, parse_devices

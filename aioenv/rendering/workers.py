@@ -15,7 +15,8 @@ from aioenv.ipc.messages import dump_code
 from aioenv.process.async_resource import gather_internal, wait_through_cancel
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
-from aioenv.process.restart import Restarter, RestartPolicy
+from aioenv.process.restart import Restarter
+from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import backend_environment, no_backend_error, warn_of_software
 from aioenv.rendering.image_memory import ImageMemory

@@ -18,7 +18,7 @@ import aioenv
 from aioenv import RestartPolicy
 from aioenv.core.recovery import _derive
 from aioenv.ipc.memory import AVAILABLE
-from aioenv.process.restart import RestartBudget
+from aioenv.process.restart_policy import RestartBudget
 
 pytestmark = pytest.mark.asyncio
 
