@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -427,6 +428,14 @@ def test_a_variable_turns_it_off():
     environ = {**os.environ, speedups.VARIABLE: "1"}
     said = subprocess.run([sys.executable, "-c", say], env=environ, capture_output=True, text=True, check=True).stdout
     assert said == f"False None {speedups.VARIABLE} is set\n"
+
+
+@pytest.mark.skipif(os.environ.get(speedups.VARIABLE, "0") not in ("", "0"), reason=f"{speedups.VARIABLE} is set")
+@pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="C needs the GIL")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_extension_was_compiled_where_there_is_a_compiler():
+    """An error in C does not fail the installation: the tests of C would be skipped, and nothing would say so."""
+    assert speedups.compiled, speedups.why_not
 
 
 def test_the_header_that_c_shares_with_python_is_up_to_date():

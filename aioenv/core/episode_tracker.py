@@ -74,18 +74,18 @@ class EpisodeTracker:
         stats.follow(mode)
         self._same_step = mode is AutoresetMode.SAME_STEP
 
-    def note(self, exchange: BatchRequest, part: WorkerRequest) -> None:
+    def note(self, request: BatchRequest, part: WorkerRequest) -> None:
         """Count a reply, that of a part of a request."""
         failed = {slot for error in part.errors for slot in error.slots} if part.errors else ()
         if failed:
             self.stats.drop(part.slots[np.isin(part.slots, list(failed))])
-        if not exchange.stepped:
+        if not request.stepped:
             assert part.sent is not None
             slots = part.sent.slots
             self.stats.begin(slots[~np.isin(slots, list(failed))] if failed else slots)
             self.stats.await_resets(part.exhausted)
             return
-        batch, rows = exchange.batch, slice(part.start, part.stop)
+        batch, rows = request.batch, slice(part.start, part.stop)
         slots, rewards = part.slots, batch.reward[rows]
         over = batch.terminated[rows] | batch.truncated[rows]
         lost: npt.NDArray[np.bool_] | None = None

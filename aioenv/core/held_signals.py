@@ -27,7 +27,7 @@ class HeldSignals:
 
     Args:
         *numbers: which signals; none: all.
-        twice: hold the second of a number, too, and all that come after it; else whoever asks twice does not wait.
+        twice: hold repeated signals of the same number, too; False: a second one is handled at once.
     """
 
     __slots__ = ("_came", "_handlers", "_numbers", "_twice")

@@ -92,7 +92,7 @@ class WorkerInfo(NamedTuple):
 
     Attributes:
         pid: the process id; None before the start.
-        state: "new", "starting", "ready", "busy", "draining" (busy, but nobody waits for the result any more),
+        state: "new", "starting", "ready", "busy", "draining" (busy with a request that was abandoned),
             "restarting", "dead", "closing" or "closed".
         slots: the slots that it holds.
         cpus: the CPUs that it is pinned to (`cpu_affinity`); None if it is not.

@@ -339,10 +339,10 @@ class EnvService(SlotService):
             more = news or failures or objects or exhausted or overflow or updates
             if not (more or any(group.objects for group in groups)):
                 return Reply(fixed, dump_columns(groups))
-            tail = dump(StepReply(news, groups, objects, failures, exhausted, overflow, updates))
+            payload = dump(StepReply(news, groups, objects, failures, exhausted, overflow, updates))
         except Exception:
-            tail = self._without_unpicklable(rows, infos, objects, failures, exhausted, overflow, updates)
-        return Reply(fixed, tail)
+            payload = self._without_unpicklable(rows, infos, objects, failures, exhausted, overflow, updates)
+        return Reply(fixed, payload)
 
     def _unreadable(self, rows: Sequence[int], failed: Container[int | None]) -> list[Failure]:
         """Read the states that can be read; return a failure for each other row that has not failed anyway."""

@@ -398,11 +398,11 @@ class VectorReplies:
         """Make a reply with the last observations and states of rows: nothing has happened since."""
         arrays, objects = self._latest
         index = list(rows)
-        tail = dump(StepReply([], [], [[column[row] for row in index] for column in objects], []))
+        payload = dump(StepReply([], [], [[column[row] for row in index] for column in objects], []))
         extras = [self._state] if self._state.shape[1] else []
         if self._checkpoints is not None:
             extras.append(self._checkpoints.array)
-        return Reply([byte_view(array[index]) for array in (*arrays, *extras)], tail if objects else b"")
+        return Reply([byte_view(array[index]) for array in (*arrays, *extras)], payload if objects else b"")
 
     def make(
         self,

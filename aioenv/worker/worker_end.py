@@ -107,7 +107,7 @@ class WorkerEnd:
         return self._poller.next_wait()
 
     def write(
-        self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b""
+        self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), payload: Buffer = b""
     ) -> None:
         """Write a frame, however many system calls that takes.
 
@@ -115,7 +115,7 @@ class WorkerEnd:
             WireError: if it is too large.
             OSError: if the parent is gone.
         """
-        rest = frame_io.write(self._write_fd, self._encoder, kind, request, generation, fixed, tail)
+        rest = frame_io.write(self._write_fd, self._encoder, kind, request, generation, fixed, payload)
         while rest:
             rest = frame_io.write_remaining(self._write_fd, rest)
 
