@@ -196,7 +196,7 @@ class WorkerGroup:
         if waiting and (stepped or self._whole):
             requests = [self._acquire()]
         else:
-            # with images one for each worker whose results `recv` takes: images of a request are shown when all are drawn
+            # for `recv` one for each worker if there are images: those of a request are shown when all are drawn
             apart = scheduler.images is not None and not waiting
             parts_of = [[share] for share in self._shares] if apart else [self._shares]
             make = scheduler.dispatcher.make_request
