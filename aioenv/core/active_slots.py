@@ -185,7 +185,7 @@ def _as_reset(result: StepResult) -> ResetResult:
 
 
 def _put_part(obs: Arrays, objects: list[list[Any]], request: BatchRequest, part: WorkerRequest) -> None:
-    """Put the observations of a part into the rows of its slots."""
+    """Put the observations of a worker request into the rows of its slots."""
     for mine, theirs in zip(obs, request.batch.obs, strict=True):
         mine[part.slots] = theirs[part.start : part.stop]
     for column, items in zip(objects, part.objects, strict=False):

@@ -192,7 +192,7 @@ class WorkerGroup:
         return request
 
     def _submit(self, sent: Iterable[SentRequest], *, stepped: bool, waiting: bool = True) -> BatchRequest:
-        """Send requests to all workers of the group; gives the (last) request that they are parts of."""
+        """Send a request to each worker of the group; return the (last) batch request that they belong to."""
         scheduler = self._scheduler
         if waiting:
             requests = [self._acquire()]

@@ -90,7 +90,7 @@ def load_reply(payload: memoryview) -> StepReply:
 
 
 def read_payload(part: WorkerRequest, payload: memoryview) -> Sequence[int]:
-    """Read the payload of a reply into its part: infos, objects, errors.
+    """Read the payload of a reply into its worker request: infos, objects, errors.
 
     Returns:
         The slots whose envs have no further episode.

@@ -226,9 +226,9 @@ class BatchRequest:
 
     Attributes:
         batch: the arrays of the results.
-        parts: one a worker.
+        parts: the worker requests, one a worker.
         stepped: whether it is a step; otherwise it is a reset.
-        waiting: whether a caller awaits all of it; otherwise its parts are ready for `recv` one by one.
+        waiting: whether a caller awaits all of it; otherwise its worker requests are ready for `recv` one by one.
         looks: whether it only asks for observations, so that its replies are of no use to `recv`.
         open: the number of replies that are not in.
         done: resolved when the last reply is in.
@@ -258,7 +258,7 @@ class BatchRequest:
 
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:
-        """The slots of all parts, one for each row of the batch."""
+        """The slots of all worker requests, one for each row of the batch."""
         return np.concatenate([part.slots for part in self.parts])
 
     @cached_property
@@ -267,7 +267,7 @@ class BatchRequest:
         return as_index(self.slots)
 
     def fail(self, part: WorkerRequest, layout: Layout, error: SlotError) -> None:
-        """Give a part an error in place of a result: its rows are zero, and the error is of all its slots."""
+        """Give a worker request an error in place of a result: its rows are zero, and the error is of all its slots."""
         self.batch.clear(part.start, part.stop)
         for array in self.batch.obs:
             array[part.start : part.stop] = 0
@@ -284,11 +284,11 @@ class BatchRequest:
         return self.open == 0
 
     def errors(self) -> list[SlotError]:
-        """Return the errors of all parts."""
+        """Return the errors of all worker requests."""
         return [error for part in self.parts for error in part.errors]
 
     def columns(self) -> list[Columns]:
-        """Return the columns of infos of all parts."""
+        """Return the columns of infos of all worker requests."""
         columns: list[Columns] = []
         for part in self.parts:
             columns += part.columns

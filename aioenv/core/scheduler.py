@@ -265,7 +265,7 @@ class RequestScheduler:
     def roll_back(self, request: BatchRequest) -> None:
         """Undo what was not sent of a request whose sending was interrupted, by Ctrl-C most of all.
 
-        Parts that were sent are left to `recv`; slots of the others are free again.
+        Worker requests that were sent are left to `recv`; slots of the others are free again.
         """
         if request.waiting:
             self.abandon(request)
@@ -448,7 +448,7 @@ class RequestScheduler:
         return ready
 
     def _note_ready(self, request: BatchRequest, part: WorkerRequest) -> None:
-        """Make the results of a part ready for `recv`."""
+        """Make the results of a worker request ready for `recv`."""
         if request.looks:
             self.free_slots(part.slots)
             return
@@ -563,7 +563,7 @@ class RequestScheduler:
     # ------------------------------------------------------------ abandoned requests
 
     def abandon(self, request: BatchRequest) -> None:
-        """Stop waiting for a request, for good: its parts become ready for `recv`, one by one."""
+        """Stop waiting for a request, for good: its worker requests become ready for `recv`, one by one."""
         if request.done.cancelled():
             request.done = self.loop.create_future()
             if request.open == 0:

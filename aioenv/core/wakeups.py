@@ -31,7 +31,7 @@ class WakeupCoalescer:
     others, and whenever something else happens: another request, the end of a process, a timeout, an abandoned step.
 
     Args:
-        channels: the channels of all workers, in the order of the parts of a step.
+        channels: the channels of all workers, in the order of the worker requests of a step.
     """
 
     def __init__(self, channels: Sequence[ScatterChannel]) -> None:

@@ -24,7 +24,7 @@ from aioenv.core.episode_tracker import InProcessEpisodeTracker
 from aioenv.core.held_signals import HeldSignals
 from aioenv.core.pixel_renderer import ResultPixelRenderer
 from aioenv.core.results import Ready, ResetResult, StepResult
-from aioenv.core.session import NO_PHYSICS, late_pool
+from aioenv.core.session import NO_PHYSICS, make_step_pool
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.core.timeouts import images_late
 from aioenv.core.worker_pool import WorkerPoolConfig
@@ -229,7 +229,7 @@ class InProcessBackend:
         """Start the render workers that draw every result from the states of the env."""
         if self._env.physics is None:
             raise RenderError(NO_PHYSICS)
-        self._pool = late_pool([self._env.physics.source] * self.num_envs, render, self._config, self._timeout_s)
+        self._pool = make_step_pool([self._env.physics.source] * self.num_envs, render, self._config, self._timeout_s)
         await self._pool.start()
         self.images = self._requests.images = StepImages(self.num_envs, self._pool, render.max_in_flight)
 
@@ -237,7 +237,7 @@ class InProcessBackend:
         """Start the render workers that draw observations, and replace the observation spaces by the user's."""
         assert self._env.physics is not None
         sources = [self._env.physics.source] * self.num_envs
-        self._pixels_pool = late_pool(sources, pixels, self._config, self._timeout_s)
+        self._pixels_pool = make_step_pool(sources, pixels, self._config, self._timeout_s)
         await self._pixels_pool.start()
         key, space = replace_states(self.single_observation_space, pixels)
         self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)

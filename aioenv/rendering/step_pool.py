@@ -223,12 +223,12 @@ class StepRenderPool:
         Args:
             updates: slots, and what came for each.
         """
-        came: dict[int, list[RenderUpdate]] = {}
+        by_slot: dict[int, list[RenderUpdate]] = {}
         for slot, update in updates:
-            came.setdefault(slot, []).append(update)
+            by_slot.setdefault(slot, []).append(update)
             if update.late:
                 _log.warning("slot %d: %s", slot, LATE)
-        for slot, each in came.items():
+        for slot, each in by_slot.items():
             before, newest = self._updates.get(slot, {}), self._newest.get(slot, (0, 0))
             # terminal observations may be of these
             kept = {number: before[number] for number in newest if number in before}
