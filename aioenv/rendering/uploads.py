@@ -15,7 +15,7 @@ import numpy as np
 from aioenv.errors import RenderError
 from aioenv.rendering.contexts import gl_functions, make_plane
 from aioenv.rendering.quality import RenderQuality
-from aioenv.state.assets import Assets, Part, part_of
+from aioenv.state.assets import AssetId, Assets, part_of
 
 __all__ = ["Uploads"]
 
@@ -75,7 +75,7 @@ class Uploads:
                     self._put(model, part, digest)
             self._assets = assets
 
-    def _put(self, model: mujoco.MjModel, part: Part, digest: bytes) -> None:
+    def _put(self, model: mujoco.MjModel, part: AssetId, digest: bytes) -> None:
         kind, number = part
         if self._gl is None:
             _UPLOAD[kind](model, self._context, number)
@@ -90,7 +90,7 @@ class Uploads:
         self._refer(part, content)
         self._shown[part] = digest
 
-    def _upload(self, model: mujoco.MjModel, part: Part, digest: bytes) -> _Content:
+    def _upload(self, model: mujoco.MjModel, part: AssetId, digest: bytes) -> _Content:
         """Upload a part without replacing others."""
         kind, i = part
         context, gl = self._context, self._gl
@@ -140,7 +140,7 @@ class Uploads:
         else:
             self._gl.glDeleteLists(content.name, 2 if key[0] == "mesh" else 1)
 
-    def _refer(self, part: Part, content: _Content) -> None:
+    def _refer(self, part: AssetId, content: _Content) -> None:
         """Draw this content in place of the one that is drawn now."""
         kind, i = part
         context = self._context
