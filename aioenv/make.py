@@ -80,7 +80,7 @@ def make_vec(
 
     Args:
         env: an id of Gymnasium's registry, an `EnvSpec` (also that of a vector env), a function that makes an env, or
-            an `EnvCreator`, of which each slot gets its own variant.
+            an `EnvCreator`. Each slot gets its own variant of a creator.
         num_envs: how many copies. None: as many as the vector env had if this is the spec of one, else one.
         backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version. For
             Gymnasium's MuJoCo tasks (v5) that is ours, with the same results; for others it is the one that Gymnasium

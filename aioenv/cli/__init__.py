@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 on success, 1 if something failed, 2 if the arguments can't be met. 130 after Ctrl-C, 143
-        after SIGTERM, 129 after SIGHUP, and 141 if the reader of its output has ended (`aioenv bench --list | head
-        -1`).
+        after SIGTERM, 129 after SIGHUP, and 141 if the reader of its output has ended
+        (`aioenv bench --list | head -1`).
 
     Raises:
         SystemExit: if the arguments are wrong (status 2) or ask for help (0).

@@ -118,13 +118,13 @@ def _problem(args: argparse.Namespace) -> str | None:
 
 
 def show_progress(text: str) -> None:
-    """Show what is being measured, on the terminal's last line."""
+    """Show the current measurement, on the terminal's last line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what the results depend on: Python, the platform, the CPUs, versions of packages."""
+    """Return the facts that results depend on: Python, the platform, the CPUs, versions of packages."""
     versions = {name: version for name in PACKAGES if (version := installed(name))}
     return {
         "python": platform.python_version(),

@@ -85,7 +85,7 @@ def step_aioenv(
 
     Args:
         workload: what to step, and how.
-        wrap: makes what is stepped out of the vector env.
+        wrap: wraps the vector env for stepping.
         keywords: more arguments of the vector env.
         changes: other values of the workload's attributes.
 

@@ -277,7 +277,7 @@ class WorkerGroup:
             self._scheduler.abandon(request)
 
     def close(self) -> None:
-        """Release the memory of results, except for what is in flight; nothing more is sent."""
+        """Release the memory of results, except for requests in flight; nothing more is sent."""
         if self._pool is not None:
             self._pool.clear()
 

@@ -78,7 +78,7 @@ class Batch:
         n: the number of rows.
         state_size, checkpoint_size: float64 numbers of one row.
         shared: the arrays of the shared batch that the workers write into, by number of leaf.
-        shared_batch: the number of that shared batch. Results in `COPIED` are copied from there; the arrays of others
+        shared_batch: the number of the shared batch. Results in `COPIED` are copied from there; the arrays of others
             are used directly.
         replaced: the leaves, by number, in whose place workers send another one, which the parent draws from.
         image_buffer: the memory that these are drawn into; None if nothing is drawn.
@@ -183,7 +183,7 @@ class WorkerRequest:
         fast_reply: the `PendingReply` of a step whose reply needs only to be counted; None if there is more to do.
         columns: columns of infos, with positions in the batch.
         objects: the object leaves of the observations, each of k objects.
-        errors: what went wrong.
+        errors: the errors of its slots.
         exhausted: the slots whose envs have no further episode.
         sent: the request as it was sent; None before.
         request_id: the id of that; None while nothing is in flight.

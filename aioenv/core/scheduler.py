@@ -263,7 +263,7 @@ class RequestScheduler:
             self.history.note_seeds(seeds)
 
     def roll_back(self, request: BatchRequest) -> None:
-        """Undo what was not sent of a request whose sending was interrupted, by Ctrl-C most of all.
+        """Roll back the unsent worker requests of a batch request whose sending was interrupted, mostly by Ctrl-C.
 
         Worker requests that were sent are left to `recv`; slots of the others are free again.
         """
@@ -414,7 +414,7 @@ class RequestScheduler:
         return self.take_ready(max_slots)
 
     def has_ready(self, min_slots: int) -> bool:
-        """Whether so many results are in, or all that is in flight; which may become less meanwhile."""
+        """Return whether so many results are in, or all that are in flight (which may be fewer by then)."""
         return self.table.count(SlotState.READY) >= min(min_slots, self._reachable())
 
     @property
@@ -476,7 +476,7 @@ class RequestScheduler:
         return WorkerGroup(self, slots)
 
     def ask_observations(self, slots: Slots) -> BatchRequest | None:
-        """Ask for the last observations of slots, in whatever state they are.
+        """Ask for the last observations of slots, in any state.
 
         Returns:
             The request, for the slots whose workers are free; None if there are none.

@@ -97,7 +97,7 @@ class WorkerPoolConfig(NamedTuple):
 
 
 class WorkerPool:
-    """Starts the workers of a vector env, and knows what they have in common.
+    """Starts the workers of a vector env, and holds the settings, memory and spaces that they share.
 
     Attributes:
         members: the workers with their slots, in order.
@@ -320,7 +320,7 @@ class WorkerPool:
         self.shared_batches = shared_layout.batches(memory, observations, actions)
 
     def _free(self) -> None:
-        """Release all that is shared with workers."""
+        """Release all resources that are shared with workers."""
         self._free_memory()
         if self.seed_plan is not None:
             self.seed_plan.close()

@@ -1,7 +1,7 @@
 """`InProcessBackend`: steps one `gymnasium.vector.VectorEnv` in this process, without workers and frames.
 
-The env lives on a thread of its own. Steps and resets that take less than the time for which the loop may be blocked
-run inline, on the loop: without a task, a future or a thread switch. Only one thread at a time uses the env.
+The env lives on a thread of its own. Steps and resets run inline, on the loop, if they take less than the time for
+which it may be blocked. That saves a task, a future and a thread switch. Only one thread at a time uses the env.
 """
 
 from __future__ import annotations

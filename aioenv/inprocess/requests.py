@@ -261,7 +261,7 @@ class InProcessRequests:
         return bool(self._ready) or self._table.count(SlotState.IN_FLIGHT) > 0
 
     def has_ready(self, min_slots: int) -> bool:
-        """Return whether so many slots are ready, or all that can become ready."""
+        """Return whether so many slots are ready, or all slots that can become ready."""
         ready = self._table.count(SlotState.READY)
         return ready >= min(min_slots, ready + self._table.count(SlotState.IN_FLIGHT))
 
@@ -345,9 +345,8 @@ class InProcessRequests:
 class LastResults:
     """The last result of every slot, from which a rollout starts.
 
-    The thread that runs the env updates it; others read it while nothing is in flight. A step is recorded by
-    reference, which costs no copy: callers get copies of the flags, and may share only observations that the env has
-    dropped.
+    The thread that runs the env updates it; others read it while nothing is in flight. A step is recorded by reference,
+    which costs no copy. Callers get copies of the flags, and may share only observations that the env has dropped.
 
     Args:
         num_envs: the number of slots.

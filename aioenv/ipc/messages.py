@@ -278,7 +278,7 @@ def load(data: Buffer) -> Any:
     """Unpickle data of `dump` or `dump_code`.
 
     Raises:
-        WireError: if it does not unpickle, for whatever reason; the reason is the error's cause.
+        WireError: if it does not unpickle; the reason is the error's cause.
     """
     value, exc = try_call(pickle.loads, data)
     if exc is not None:

@@ -114,7 +114,7 @@ class Channel(Protocol):
 
 
 class ChannelEnds(NamedTuple):
-    """Both ends of a new channel: what a launch method needs to know about it.
+    """Both ends of a new channel, for a launch method.
 
     Attributes:
         connect: makes the parent's `Channel`; called once, with the requests whose replies it reads.

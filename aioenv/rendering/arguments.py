@@ -1,4 +1,4 @@
-"""The arguments of `RenderPool`, checked and parsed; errors say what was expected, what was got, and what to do."""
+"""Check and parse the arguments of `RenderPool`; errors say what was expected and got, and how to mend it."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ def general_install_hint() -> str:
 def candidate_backends(backend: str | None, devices: Sequence[int] | None = None) -> tuple[str, ...]:
     """Return the backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
 
-    The best is EGL, the only one that uses a GPU without a display, then GLFW if there is a display, then OSMesa; on
-    macOS CGL, then GLFW. With `devices` it is EGL alone, where there is EGL: the others have no devices, and would draw
-    on the CPU in place of a device that does not exist.
+    The best is EGL, the only one that uses a GPU without a display. Then come GLFW if there is a display, and OSMesa;
+    on macOS CGL, then GLFW. With `devices` it is EGL alone, where there is EGL. The others have no devices, and would
+    draw on the CPU in place of a device that does not exist.
 
     Raises:
         ValueError: if there is no such backend here.

@@ -30,8 +30,7 @@ class _Default(int):
 
 @dataclass(frozen=True)
 class RenderConfig:
-    """Settings for drawing a vector env: `render=` draws the states that it returns, `pixels=` makes images
-    observations.
+    """Settings for drawing a vector env: `render=` draws its states, `pixels=` makes images observations.
 
     `render=`: MuJoCo envs are drawn by a pool of render workers, from their physics states and the edits of their
     models (see `edits`). If any env is not a MuJoCo env, or it or a wrapper has a `render` of its own, all envs of the
@@ -54,7 +53,7 @@ class RenderConfig:
             multisampling, which cost software OpenGL up to 50 times the rest of the image, and cuts straight sides into
             fewer rings. "coarse" also draws round shapes with half as many sides and rings, which takes a third less
             time. A `RenderQuality` has each switch by name.
-        workers: how many render workers; None for one for each usable CPU, at most four and at most one an env, and for
+        workers: the number of render workers. None: one for each usable CPU, at most four and at most one an env; for
             `pixels=` of single envs none. (Eight processes that draw on one GPU were seen to hang: mujoco issue 3444.)
         backend: "egl", "osmesa", "glfw" or "cgl". "auto": the best that works (EGL, GLFW if there is a display, OSMesa;
             on macOS CGL, GLFW). None: `MUJOCO_GL` if it is set, else "auto". (With a list of `devices` EGL alone: the
@@ -64,8 +63,8 @@ class RenderConfig:
             -1 for the background.
         devices: the GPUs to draw on: how many, or a list of their numbers as MuJoCo counts them. Worker i draws on the
             i-th, in turn. 1 leaves the choice to MuJoCo.
-        max_in_flight: for `render=`, the images of how many results may be drawn at a time; of the results that wait,
-            only the two newest are drawn at all.
+        max_in_flight: for `render=`, the number of results whose images may be drawn at a time. At most two more
+            results wait; older ones are dropped.
         render_only: for `pixels=`, whether the image is the whole observation. Otherwise it is one key of a Dict beside
             the observation itself, or beside the keys of one that is a Dict.
         render_key: the key of the image in that Dict.

@@ -30,7 +30,7 @@ def make_contexts(model: mujoco.MjModel, quality: RenderQuality) -> list[mujoco.
 
     Args:
         model: the model; its `vis` has been prepared by the quality.
-        quality: what is drawn.
+        quality: the render quality.
 
     Returns:
         The model's context, and others that it refers to, which must be freed with it.
@@ -78,7 +78,7 @@ def make_plane(model: mujoco.MjModel, geom: int, quality: RenderQuality) -> mujo
     Args:
         model: the model.
         geom: the number of the plane.
-        quality: what is drawn.
+        quality: the render quality.
     """
     spec = mujoco.MjSpec()
     material = int(model.geom_matid[geom])

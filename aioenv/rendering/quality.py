@@ -43,10 +43,10 @@ class RenderQuality:
         slices: how many sides round shapes (spheres, capsules, cylinders, …) have at most; None for the model's (28 by
             default).
         stacks: how many rings spheres and the ends of capsules have at most; None for the model's (16 by default).
-        side_stacks: how many rings straight sides have at most: those of cylinders, capsules and the sky, and half as
-            many for the lids of cylinders; None for as many as `stacks`. Outlines don't change. Light is computed at
-            vertices, so only models whose lights are all directional when the OpenGL context is made are drawn with
-            fewer rings. There 4 rings change 3 of 10,000 pixels of Gymnasium's tasks by 2 of 255 or more.
+        side_stacks: how many rings the straight sides of cylinders, capsules and the sky have at most (half as many for
+            the lids of cylinders); None for as many as `stacks`. Outlines don't change. Light is computed at vertices,
+            so only models whose lights are all directional when the OpenGL context is made are drawn with fewer rings.
+            There 4 rings change 3 of 10,000 pixels of Gymnasium's tasks by 2 of 255 or more.
         plane_patches: how many patches a side a finite plane is cut into at most; None for its third size (up to 200).
             Light is computed at vertices, so only models whose lights are all directional are drawn with fewer patches
             than they ask for. There 32 patches change a pixel by 2 of 255.

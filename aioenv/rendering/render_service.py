@@ -82,7 +82,7 @@ class RenderService:
         """Return None: nothing is stepped."""
 
     def handle(self, frame: Frame | PartialStep) -> Reply:
-        """Draw what a RENDER frame asks for.
+        """Draw the states of a RENDER frame.
 
         Raises:
             ValueError: if it is another request.

@@ -45,7 +45,7 @@ class Uploads:
         context: the context, which has just been made.
         model: the model that it was made for.
         assets: of the model.
-        quality: what is drawn.
+        quality: the render quality.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Uploads:
     # ------------------------------------------------------------ planes
 
     def _keys_of_planes(self, model: mujoco.MjModel) -> list[bytes]:
-        """Return, for each plane, all that its patches depend on."""
+        """Return, for each plane, the values that its patches depend on."""
         which = self._planes
         sizes = model.geom_size[which]
         keys = [row.tobytes() for row in sizes]
@@ -200,7 +200,7 @@ class Uploads:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
 
     def clear(self) -> None:
-        """Free all that MuJoCo does not know of, before it frees the context; the OpenGL context is current."""
+        """Free the objects that MuJoCo does not know of, before it frees the context. The OpenGL context is current."""
         for i, name in self._own.items():
             self._context.texture[i] = name
         for key in list(self._kept):

@@ -1,4 +1,4 @@
-"""Check actions: shape, dtype and range; an error says what was expected, what was got, and what to do."""
+"""Check actions: shape, dtype and range; an error says what was expected and got, and how to mend it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def as_array(value: Any, name: str, expected: str = "an array") -> np.ndarray[An
     Args:
         value: the value.
         name: its name in errors.
-        expected: what was expected, for errors.
+        expected: the expected value, for errors.
 
     Raises:
         ActionError: if numpy can't convert it.

@@ -166,7 +166,7 @@ class Layout:
         """Make the batch as `gymnasium.vector` gives it: dicts and tuples of these very arrays (zero-copy).
 
         Object leaves are joined by Gymnasium's `concatenate`: a tuple of n objects for its own spaces, and for custom
-        ones whatever was registered.
+        ones the registered type.
         """
         if type(self._root) is _ArrayNode:
             return arrays[0]
@@ -306,7 +306,7 @@ class Layout:
 
         Args:
             arrays, objects: one for each leaf.
-            cast: whether to cast and reshape whatever has as many numbers as the space.
+            cast: whether to cast and reshape any value that has as many numbers as the space.
         """
         return Writer(self._root, self.leaves, arrays, objects, cast)
 

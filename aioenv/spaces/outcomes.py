@@ -1,4 +1,4 @@
-"""Check what an env returns: its reward, flags and info dict, and, if asked for, NaN and infinite numbers."""
+"""Check the results of an env: its reward, flags and info dict, and, if asked for, NaN and infinite numbers."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class Assets:
         kinds: kinds of parts ("hfield", "tex", "mesh").
 
     Attributes:
-        frame: a digest of what an OpenGL context is built from; the parts can be uploaded to it later.
+        frame: a digest of the arrays that an OpenGL context is built from; the parts can be uploaded to it later.
         parts: a digest of each part that can be uploaded.
     """
 

@@ -42,7 +42,7 @@ class EnvState:
 
 
 def save(path: str | os.PathLike[str], states: Iterable[EnvState]) -> None:
-    """Write states to a file: a numpy container (.npz), whatever its name.
+    """Write states to a file: a numpy container (.npz) under any name.
 
     A file that is there already is replaced at once, when the new one is complete.
 

@@ -1,7 +1,7 @@
 """Snapshots: read and write the whole state of one env, as arrays and JSON values, so that nothing needs a replay.
 
-A snapshot has every array of MuJoCo's data, derived ones too, since rewards depend on what the last step left there.
-The arena (contacts, constraints) is left out: each step computes it anew.
+A snapshot has every array of MuJoCo's data, derived ones too, since rewards depend on values of the last step. The
+arena (contacts, constraints) is left out: each step computes it anew.
 """
 
 from __future__ import annotations

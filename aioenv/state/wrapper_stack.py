@@ -1,4 +1,4 @@
-"""Inspect a stack of wrappers: what it remembers between steps, which wrappers are known, and what prevents a state."""
+"""Inspect a stack of wrappers: its memory between steps, the known wrappers, and those that prevent a state."""
 
 from __future__ import annotations
 
