@@ -27,12 +27,11 @@ from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel, check_channel
 from aioenv.process.connection import Connection, OnReply
 from aioenv.process.environment import worker_environment
+from aioenv.process.failures import LOG, OutputLog
 from aioenv.process.launch import LaunchResources, check_start, launch, launch_thread
-from aioenv.process.output import LOG, OutputLog
-from aioenv.process.thread_process import ThreadTarget
-from aioenv.speedups.attributes import read_by_c
-from aioenv.tracing.ring import TRACE
-from aioenv.tracing.track import Track
+from aioenv.process.process import ThreadTarget
+from aioenv.speedups import read_by_c
+from aioenv.tracing.track import TRACE, Track
 
 __all__ = ["ACCEPTS_REQUESTS", "TRANSITIONS", "Event", "Worker", "WorkerState", "into_future"]
 
