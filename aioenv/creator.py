@@ -49,7 +49,7 @@ class EnvCreator:
 
     Args:
         factory: a function that makes an env (a lambda or a closure will do), an id of Gymnasium's registry, an
-            `EnvSpec`, or another creator, whose arguments these are added to or replace.
+            `EnvSpec`, or another creator. The arguments here are added to those of that creator, or replace them.
         *args: passed to it.
         share: whether statistics and counters are shared; None: as the other creator has it, if one is given, else
             True. With False each env gets statistics and counters of its own, in the state that the shared ones are in
@@ -58,7 +58,7 @@ class EnvCreator:
 
     Attributes:
         factory: the function.
-        args, kwargs: copies of what it is called with.
+        args, kwargs: copies of the arguments that it is called with.
         share: as above.
 
     Raises:

@@ -168,13 +168,13 @@ class HeldSignals:
         twice: hold repeated signals of the same number, too; False: a second one is handled at once.
     """
 
-    __slots__ = ("_came", "_handlers", "_numbers", "_twice")
+    __slots__ = ("_arrived", "_handlers", "_numbers", "_twice")
 
     def __init__(self, *numbers: int, twice: bool = True) -> None:
         self._numbers = numbers or _ALL
         self._twice = twice
         self._handlers: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
-        self._came: list[tuple[int, FrameType | None]] = []
+        self._arrived: list[tuple[int, FrameType | None]] = []
 
     def __enter__(self) -> list[tuple[int, FrameType | None]]:
         """Hold back signals, and return the list of those that have arrived, which grows."""
@@ -189,7 +189,7 @@ class HeldSignals:
             except BaseException:  # raised by a handler that was not held back yet
                 self.__exit__()
                 raise
-        return self._came
+        return self._arrived
 
     def __exit__(self, *exc_info: object) -> None:
         try:
@@ -208,19 +208,19 @@ class HeldSignals:
 
     def _tell(self) -> None:
         try:
-            while self._came:
-                number, frame = self._came[0]
+            while self._arrived:
+                number, frame = self._arrived[0]
                 handler = getsignal(number)
                 there = callable(handler)
-                del self._came[0]  # no other handler can run between this and the call
+                del self._arrived[0]  # no other handler can run between this and the call
                 if there:
                     handler(number, frame)
         finally:
-            if self._came:  # a handler has raised
+            if self._arrived:  # a handler has raised
                 self._tell()
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        if self._twice or all(number != other for other, _ in self._came):
-            self._came.append((number, frame))
+        if self._twice or all(number != other for other, _ in self._arrived):
+            self._arrived.append((number, frame))
         else:
             dict(self._handlers)[number](number, frame)

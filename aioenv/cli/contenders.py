@@ -82,7 +82,7 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Throughput:
-    """How fast one contender was in one round.
+    """The speed of one contender in one round.
 
     Attributes:
         steps: batches stepped while the clock ran.
@@ -390,7 +390,7 @@ def step_aioenv(
 
     Args:
         workload: what to step, and how.
-        wrap: makes what is stepped out of the vector env.
+        wrap: wraps the vector env for stepping.
         keywords: more arguments of the vector env.
         changes: other values of the workload's attributes.
 

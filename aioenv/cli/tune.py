@@ -47,7 +47,7 @@ class Dimension:
 
     Attributes:
         name: an argument of `make_vec`, or "groups" or "loop".
-        values: the default, and what else to try.
+        values: the default, and the alternatives to try.
         natively: whether a vector env in this process has this setting too.
     """
 

@@ -204,7 +204,7 @@ class WorkerGroup:
         return request
 
     def _submit(self, sent: Iterable[SentRequest], *, stepped: bool, waiting: bool = True) -> BatchRequest:
-        """Send requests to all workers of the group; gives the (last) request that they are parts of."""
+        """Send a request to each worker of the group; return the (last) batch request that they belong to."""
         scheduler = self._scheduler
         if waiting:
             requests = [self._acquire()]
@@ -289,7 +289,7 @@ class WorkerGroup:
             self._scheduler.abandon(request)
 
     def close(self) -> None:
-        """Release the memory of results, except for what is in flight; nothing more is sent."""
+        """Release the memory of results, except for requests in flight; nothing more is sent."""
         if self._pool is not None:
             self._pool.clear()
 
@@ -590,7 +590,7 @@ def _as_reset(result: StepResult) -> ResetResult:
 
 
 def _put_part(obs: Arrays, objects: list[list[Any]], request: BatchRequest, part: WorkerRequest) -> None:
-    """Put the observations of a part into the rows of its slots."""
+    """Put the observations of a worker request into the rows of its slots."""
     for mine, theirs in zip(obs, request.batch.obs, strict=True):
         mine[part.slots] = theirs[part.start : part.stop]
     for column, items in zip(objects, part.objects, strict=False):

@@ -59,11 +59,11 @@ class PixelRenderer:
         self._pool.update_models(updates)
 
     def draw(self, batch: Batch, part: WorkerRequest, done: Done) -> None:
-        """Draw the images of a part whose reply has been read; never blocks.
+        """Draw the images of a worker request whose reply has been read; never blocks.
 
         Args:
-            batch: the part's, with an image buffer, whose rows are drawn into.
-            part: with terminal observations in its infos, which are drawn too.
+            batch: the batch of the request; the images are drawn into rows of its image buffer.
+            part: the worker request. Terminal observations in its infos are drawn, too.
             done: called once, when all are drawn or have failed.
         """
         assert batch.image_buffer is not None
@@ -72,7 +72,7 @@ class PixelRenderer:
         _draw(self._pool, self._key, part.slots.tolist(), states, batch.image_buffer, part.start, finals, done)
 
     def _finals(self, part: WorkerRequest) -> Iterator[Final]:
-        """Yield the terminal observations of a part."""
+        """Yield the terminal observations of a worker request."""
         for columns in part.columns:
             for column, values in zip(columns.schema.columns, columns.values, strict=True):
                 if column.path != ("final_obs",):

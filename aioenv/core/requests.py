@@ -129,7 +129,7 @@ def load_reply(payload: memoryview) -> StepReply:
 
 
 def read_payload(part: WorkerRequest, payload: memoryview) -> Sequence[int]:
-    """Read the payload of a reply into its part: infos, objects, errors.
+    """Read the payload of a reply into its worker request: infos, objects, errors.
 
     Returns:
         The slots whose envs have no further episode.
@@ -286,7 +286,7 @@ class Batch:
         n: the number of rows.
         state_size, checkpoint_size: float64 numbers of one row.
         shared: the arrays of the shared batch that the workers write into, by number of leaf.
-        shared_batch: the number of that shared batch. Results in `COPIED` are copied from there; the arrays of others
+        shared_batch: the number of the shared batch. Results in `COPIED` are copied from there; the arrays of others
             are used directly.
         replaced: the leaves, by number, in whose place workers send another one, which the parent draws from.
         image_buffer: the memory that these are drawn into; None if nothing is drawn.
@@ -391,7 +391,7 @@ class WorkerRequest:
         fast_reply: the `PendingReply` of a step whose reply needs only to be counted; None if there is more to do.
         columns: columns of infos, with positions in the batch.
         objects: the object leaves of the observations, each of k objects.
-        errors: what went wrong.
+        errors: the errors of its slots.
         exhausted: the slots whose envs have no further episode.
         sent: the request as it was sent; None before.
         request_id: the id of that; None while nothing is in flight.
@@ -434,9 +434,9 @@ class BatchRequest:
 
     Attributes:
         batch: the arrays of the results.
-        parts: one a worker.
+        parts: the worker requests, one a worker.
         stepped: whether it is a step; otherwise it is a reset.
-        waiting: whether a caller awaits all of it; otherwise its parts are ready for `recv` one by one.
+        waiting: whether a caller awaits all of it; otherwise its worker requests are ready for `recv` one by one.
         looks: whether it only asks for observations, so that its replies are of no use to `recv`.
         open: the number of replies that are not in.
         done: resolved when the last reply is in.
@@ -466,7 +466,7 @@ class BatchRequest:
 
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:
-        """The slots of all parts, one for each row of the batch."""
+        """The slots of all worker requests, one for each row of the batch."""
         return np.concatenate([part.slots for part in self.parts])
 
     @cached_property
@@ -475,7 +475,7 @@ class BatchRequest:
         return as_index(self.slots)
 
     def fail(self, part: WorkerRequest, layout: Layout, error: SlotError) -> None:
-        """Give a part an error in place of a result: its rows are zero, and the error is of all its slots."""
+        """Give a worker request an error in place of a result: its rows are zero, and the error is of all its slots."""
         self.batch.clear(part.start, part.stop)
         for array in self.batch.obs:
             array[part.start : part.stop] = 0
@@ -492,11 +492,11 @@ class BatchRequest:
         return self.open == 0
 
     def errors(self) -> list[SlotError]:
-        """Return the errors of all parts."""
+        """Return the errors of all worker requests."""
         return [error for part in self.parts for error in part.errors]
 
     def columns(self) -> list[Columns]:
-        """Return the columns of infos of all parts."""
+        """Return the columns of infos of all worker requests."""
         columns: list[Columns] = []
         for part in self.parts:
             columns += part.columns

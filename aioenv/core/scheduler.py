@@ -261,9 +261,9 @@ class RequestScheduler:
             self.history.note_seeds(seeds)
 
     def roll_back(self, request: BatchRequest) -> None:
-        """Undo what was not sent of a request whose sending was interrupted, by Ctrl-C most of all.
+        """Roll back the unsent worker requests of a batch request whose sending was interrupted, mostly by Ctrl-C.
 
-        Parts that were sent are left to `recv`; slots of the others are free again.
+        Worker requests that were sent are left to `recv`; slots of the others are free again.
         """
         if request.waiting:
             self.abandon(request)
@@ -412,7 +412,7 @@ class RequestScheduler:
         return self.take_ready(max_slots)
 
     def has_ready(self, min_slots: int) -> bool:
-        """Whether so many results are in, or all that is in flight; which may become less meanwhile."""
+        """Return whether so many results are in, or all that are in flight (which may be fewer by then)."""
         return self.table.count(SlotState.READY) >= min(min_slots, self._reachable())
 
     @property
@@ -446,7 +446,7 @@ class RequestScheduler:
         return ready
 
     def _note_ready(self, request: BatchRequest, part: WorkerRequest) -> None:
-        """Make the results of a part ready for `recv`."""
+        """Make the results of a worker request ready for `recv`."""
         if request.looks:
             self.free_slots(part.slots)
             return
@@ -474,7 +474,7 @@ class RequestScheduler:
         return WorkerGroup(self, slots)
 
     def ask_observations(self, slots: Slots) -> BatchRequest | None:
-        """Ask for the last observations of slots, in whatever state they are.
+        """Ask for the last observations of slots, in any state.
 
         Returns:
             The request, for the slots whose workers are free; None if there are none.
@@ -561,7 +561,7 @@ class RequestScheduler:
     # ------------------------------------------------------------ abandoned requests
 
     def abandon(self, request: BatchRequest) -> None:
-        """Stop waiting for a request, for good: its parts become ready for `recv`, one by one."""
+        """Stop waiting for a request, for good: its worker requests become ready for `recv`, one by one."""
         if request.done.cancelled():
             request.done = self.loop.create_future()
             if request.open == 0:

@@ -227,7 +227,7 @@ class WorkerPoolConfig(NamedTuple):
 
 
 class WorkerPool:
-    """Starts the workers of a vector env, and knows what they have in common.
+    """Starts the workers of a vector env, and holds the settings, memory and spaces that they share.
 
     Attributes:
         members: the workers with their slots, in order.
@@ -280,7 +280,7 @@ class WorkerPool:
         self.stats = config.stats
         self.episodes = config.episodes
         self.model_fields: ModelFields | None = None
-        self._plane: SharedLayout | None = None
+        self._shared_layout: SharedLayout | None = None
         self._memory: SharedMemory | None = None
         self.seed_plan: SeedPlan | None = None
         assert config.code is not None
@@ -405,7 +405,7 @@ class WorkerPool:
             WorkerStartError: if a worker ends, or takes longer than `start_timeout_s`.
         """
         self._lay_out_memory()
-        self._configuration = (state_size, draws_late, self.checkpoint_size, self._plane)
+        self._configuration = (state_size, draws_late, self.checkpoint_size, self._shared_layout)
         workers = [member.worker for member in self.members]
         each = (
             worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers
@@ -429,26 +429,28 @@ class WorkerPool:
             return
         observations, actions = self.received, self.actions
         num_envs, num_workers = self.members[-1].stop, len(self.members)
-        plane = choose_shared_layout(
+        shared_layout = choose_shared_layout(
             self._config.transport, observations, actions, num_envs, num_workers, self._config.num_shared_batches
         )
-        if plane is not None and self.replaced:  # users don't get these
-            plane = plane._replace(observations=tuple(i for i in plane.observations if i not in self.replaced))
-        if plane is None or not (plane.observations or plane.actions):
+        if shared_layout is not None and self.replaced:  # users don't get these
+            shared_layout = shared_layout._replace(
+                observations=tuple(i for i in shared_layout.observations if i not in self.replaced)
+            )
+        if shared_layout is None or not (shared_layout.observations or shared_layout.actions):
             self._free_memory()
             return
         try:
-            memory = self._memory.allocate(plane.size(observations, actions))
+            memory = self._memory.allocate(shared_layout.size(observations, actions))
         except OSError as exc:  # no memory is left, or files may not be so large (`ulimit -f`)
             if self._config.transport == "shared":
                 raise WorkerStartError(f'transport="shared": {exc}') from exc
             self._free_memory()
             return
-        self._plane = plane
-        self.shared_batches = plane.batches(memory, observations, actions)
+        self._shared_layout = shared_layout
+        self.shared_batches = shared_layout.batches(memory, observations, actions)
 
     def _free(self) -> None:
-        """Release all that is shared with workers."""
+        """Release all resources that are shared with workers."""
         self._free_memory()
         if self.seed_plan is not None:
             self.seed_plan.close()
@@ -627,7 +629,7 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
 
 
 async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all give. If one raises, or this is cancelled, the others are cancelled; of several errors the first."""
+    """Gather all results. If one raises, or this is cancelled, cancel the others; raise the first of several errors."""
     tasks = [internal_task(coroutine) for coroutine in coroutines]
     cancelled = None
     try:

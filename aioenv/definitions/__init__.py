@@ -6,5 +6,5 @@
 3. A worker calls `restore` (`restore.py`), which loads the pickles and puts the definitions into its `__main__`,
    under their own names; `rebuild.py` has the functions that the pickles call.
 4. From then on messages refer to a definition by its number in the `DefinitionTable` (`table.py`), which parent and
-   worker share. Definitions that are made later travel with the message that mentions them (`parent_table.py`).
+   worker share. Definitions that are made later travel with the message that mentions them (`snapshot.py`).
 """

@@ -1,7 +1,7 @@
 """`InProcessBackend`: steps one `gymnasium.vector.VectorEnv` in this process, without workers and frames.
 
 The env lives on a thread of its own. Steps and resets that take less than the time for which the loop may be blocked
-run inline, on the loop: without a task, a future or a thread switch. Only one thread at a time uses the env.
+run inline, on the loop. That saves a task, a future and a thread switch. Only one thread at a time uses the env.
 
 Groups of its slots are what rollouts and numbered episodes step by turns.
 """
@@ -27,7 +27,7 @@ from aioenv.core.backend import InitialState, StepOutcome
 from aioenv.core.episode_tracker import InProcessEpisodeTracker
 from aioenv.core.images import ResultPixelRenderer
 from aioenv.core.results import Ready, ResetResult, StepResult
-from aioenv.core.session import NO_PHYSICS, late_pool
+from aioenv.core.session import NO_PHYSICS, make_step_pool
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.core.timeouts import images_late
 from aioenv.core.worker_pool import WorkerPoolConfig
@@ -353,7 +353,7 @@ class InProcessBackend:
         """Start the render workers that draw every result from the states of the env."""
         if self._env.physics is None:
             raise RenderError(NO_PHYSICS)
-        self._pool = late_pool([self._env.physics.source] * self.num_envs, render, self._config, self._timeout_s)
+        self._pool = make_step_pool([self._env.physics.source] * self.num_envs, render, self._config, self._timeout_s)
         await self._pool.start()
         self.images = self._requests.images = StepImages(self.num_envs, self._pool, render.max_in_flight)
 
@@ -361,7 +361,7 @@ class InProcessBackend:
         """Start the render workers that draw observations, and replace the observation spaces by the user's."""
         assert self._env.physics is not None
         sources = [self._env.physics.source] * self.num_envs
-        self._pixels_pool = late_pool(sources, pixels, self._config, self._timeout_s)
+        self._pixels_pool = make_step_pool(sources, pixels, self._config, self._timeout_s)
         await self._pixels_pool.start()
         key, space = replace_states(self.single_observation_space, pixels)
         self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)

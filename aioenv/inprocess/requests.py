@@ -48,8 +48,8 @@ _NUMERIC = "biufc"
 def owned(value: Any) -> Any:
     """Return a batch in arrays that no other code holds: copied unless the env has dropped them.
 
-    An array that owns its memory and is referenced only by the caller of this function is returned as it is, and so
-    is a value that is not an array.
+    An array is returned as it is if it owns its memory and only the caller of this function has a reference. So is a
+    value that is not an array.
     """
     if isinstance(value, np.ndarray):
         if value.flags.owndata and _ref_count(value) <= _UNSHARED:
@@ -448,7 +448,7 @@ class InProcessRequests:
         return bool(self._ready) or self._table.count(SlotState.IN_FLIGHT) > 0
 
     def has_ready(self, min_slots: int) -> bool:
-        """Return whether so many slots are ready, or all that can become ready."""
+        """Return whether so many slots are ready, or all slots that can become ready."""
         ready = self._table.count(SlotState.READY)
         return ready >= min(min_slots, ready + self._table.count(SlotState.IN_FLIGHT))
 
@@ -532,9 +532,8 @@ class InProcessRequests:
 class LastResults:
     """The last result of every slot, from which a rollout starts.
 
-    The thread that runs the env updates it; others read it while nothing is in flight. A step is recorded by
-    reference, which costs no copy: callers get copies of the flags, and may share only observations that the env has
-    dropped.
+    The thread that runs the env updates it; others read it while nothing is in flight. A step is recorded by reference,
+    which costs no copy. Callers get copies of the flags, and may share only observations that the env has dropped.
 
     Args:
         num_envs: the number of slots.

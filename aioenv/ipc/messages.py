@@ -71,7 +71,7 @@ class Start(NamedTuple):
     """START: the service, and the process state that a worker needs before it can unpickle the service."""
 
     sys_path: list[str]
-    registry: tuple[bytes, bytes] | None  # Gymnasium's, from `worker.registry`
+    registry: tuple[bytes, bytes] | None  # Gymnasium's, from `worker.specs`
     preload: tuple[str, ...]  # modules to import first
     service: bytes  # a pickled callable that makes the service
     code: Code | None  # the definitions that its envs are made from
@@ -288,7 +288,7 @@ def load(data: Buffer) -> Any:
     """Unpickle data of `dump` or `dump_code`.
 
     Raises:
-        WireError: if it does not unpickle, for whatever reason; the reason is the error's cause.
+        WireError: if it does not unpickle; the reason is the error's cause.
     """
     value, exc = try_call(pickle.loads, data)
     if exc is not None:

@@ -7,7 +7,7 @@ can be ended with it. For debugging, a worker may be a thread of this process in
 
 Three questions about a worker have independent answers. This module answers how it is launched; `channel.py` by what
 channel its frames travel; `ipc/memory.py` what memory it shares. To add a launch method (on other machines, say), write
-a function like `_spawn` here and a class with the methods of `process.Process`, and add a name to `START_METHODS`. A
+a function like `_spawn` here and a class with the methods of `process.Process`. Then add a name to `START_METHODS`. A
 method that can't pass descriptors on needs a channel that connects by other means, and shares no memory.
 """
 
@@ -279,7 +279,7 @@ async def _fork(
 
 
 def _may_select_opengl(name: str) -> bool:
-    """Return whether importing a module, or the module of a class, may select an OpenGL for good."""
+    """Return whether importing a module, or the module of a class, may select an OpenGL backend permanently."""
     return name.partition(":")[0].partition(".")[0] not in _SELECT_LATE
 
 

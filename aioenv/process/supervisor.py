@@ -113,7 +113,7 @@ class Worker:
         preload: modules that it imports first.
         needed: modules that its service will import, and env classes ("module:Class") whose models it will load, for a
             fork server to do so once for all workers.
-        registry: Gymnasium's registry, from `worker.registry.capture_registry`.
+        registry: Gymnasium's registry, from `worker.specs.capture_registry`.
         start_timeout_s: how long it may take to start, in seconds.
         cpus: the CPUs that each of its processes is pinned to; None: any.
         cpu_share: the number of CPUs that it may count on, since other workers use the rest; None: all.

@@ -17,7 +17,7 @@ import numpy as np
 
 from aioenv.errors import RenderError
 from aioenv.rendering.config import RenderQuality
-from aioenv.state.assets import Assets, Part, part_of
+from aioenv.state.assets import AssetId, Assets, part_of
 from aioenv.worker.mujoco_setup import plain_context
 
 __all__ = ["Uploads", "gl_functions", "make_contexts", "make_plane", "opengl_name", "set_top_first"]
@@ -49,7 +49,7 @@ class Uploads:
         context: the context, which has just been made.
         model: the model that it was made for.
         assets: of the model.
-        quality: what is drawn.
+        quality: the render quality.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Uploads:
                     self._put(model, part, digest)
             self._assets = assets
 
-    def _put(self, model: mujoco.MjModel, part: Part, digest: bytes) -> None:
+    def _put(self, model: mujoco.MjModel, part: AssetId, digest: bytes) -> None:
         kind, number = part
         if self._gl is None:
             _UPLOAD[kind](model, self._context, number)
@@ -94,7 +94,7 @@ class Uploads:
         self._refer(part, content)
         self._shown[part] = digest
 
-    def _upload(self, model: mujoco.MjModel, part: Part, digest: bytes) -> _Content:
+    def _upload(self, model: mujoco.MjModel, part: AssetId, digest: bytes) -> _Content:
         """Upload a part without replacing others."""
         kind, i = part
         context, gl = self._context, self._gl
@@ -144,7 +144,7 @@ class Uploads:
         else:
             self._gl.glDeleteLists(content.name, 2 if key[0] == "mesh" else 1)
 
-    def _refer(self, part: Part, content: _Content) -> None:
+    def _refer(self, part: AssetId, content: _Content) -> None:
         """Draw this content in place of the one that is drawn now."""
         kind, i = part
         context = self._context
@@ -168,7 +168,7 @@ class Uploads:
     # ------------------------------------------------------------ planes
 
     def _keys_of_planes(self, model: mujoco.MjModel) -> list[bytes]:
-        """Return, for each plane, all that its patches depend on."""
+        """Return, for each plane, the values that its patches depend on."""
         which = self._planes
         sizes = model.geom_size[which]
         keys = [row.tobytes() for row in sizes]
@@ -204,7 +204,7 @@ class Uploads:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
 
     def clear(self) -> None:
-        """Free all that MuJoCo does not know of, before it frees the context; the OpenGL context is current."""
+        """Free the objects that MuJoCo does not know of, before it frees the context. The OpenGL context is current."""
         for i, name in self._own.items():
             self._context.texture[i] = name
         for key in list(self._kept):
@@ -249,7 +249,7 @@ def make_contexts(model: mujoco.MjModel, quality: RenderQuality) -> list[mujoco.
 
     Args:
         model: the model; its `vis` has been prepared by the quality.
-        quality: what is drawn.
+        quality: the render quality.
 
     Returns:
         The model's context, and others that it refers to, which must be freed with it.
@@ -297,7 +297,7 @@ def make_plane(model: mujoco.MjModel, geom: int, quality: RenderQuality) -> mujo
     Args:
         model: the model.
         geom: the number of the plane.
-        quality: what is drawn.
+        quality: the render quality.
     """
     spec = mujoco.MjSpec()
     material = int(model.geom_matid[geom])

@@ -39,7 +39,7 @@ class OffscreenRenderer:
 
     Args:
         model: the model; `quality` writes to it, and later edits of it show.
-        quality: what is drawn.
+        quality: the render quality.
         max_geom: how many geoms a scene may have besides the model's own.
         assets: of the model; None to compute them.
 
@@ -121,7 +121,7 @@ class OffscreenRenderer:
         Args:
             data: the state.
             camera: where it is seen from; a tracking one is written to.
-            option: what is visible.
+            option: the visual options.
             width: of the images, in pixels.
             height: of the images, in pixels.
         """

@@ -1,7 +1,7 @@
 """Images as observations: `PixelObservation` draws them in the env's own worker, `PixelStates` leaves that to others.
 
-`PixelObservation` goes around each env when its factory is called in the worker. So all that works for observations
-(terminal ones, masked resets, rollouts, shared memory) works for images too. All envs of a worker with the same model
+`PixelObservation` goes around each env when its factory is called in the worker. So all features of observations
+(terminal ones, masked resets, rollouts, shared memory) work for images too. All envs of a worker with the same model
 draw in one OpenGL context, which is made with the first env, after the fork. `with_pixels` wraps factories.
 
 `PixelStates` goes around a vector env, in this process or in a worker, and draws nothing: states stand in its
@@ -398,7 +398,7 @@ class _PixelFactory:
             raise
 
     def _undrawn(self, env: Env[Any, Any]) -> Env[Any, Any]:
-        """Find out, once, what envs that draw themselves draw; return an env that was not reset or drawn.
+        """Find out, once, the shapes of images of envs that draw themselves; return an env that was not reset or drawn.
 
         Drawing may change an env for good (where its camera looks, say), and takes a reset. So one env is drawn and
         closed, and another one is returned.

@@ -313,7 +313,7 @@ MAX_RATES = 64
 
 
 class DrawRate:
-    """How fast a pool draws the states of one kind of call.
+    """The speed at which a pool draws the states of one kind of call.
 
     Args:
         timeout_s: see `RenderPool`.
@@ -328,7 +328,7 @@ class DrawRate:
 
     @property
     def rows(self) -> int:
-        """How many states a chunk may have: one, until it is known how long a state takes."""
+        """The maximum number of states of a chunk: one, until it is known how long a state takes."""
         return max(1, int(self._chunk_s / self.state_s)) if self.state_s else 1
 
 
@@ -341,12 +341,12 @@ class RenderCall(DrawJob):
         rate: of calls with such settings.
         edits: fields of the model, one row a state; None if none is edited.
         looks: int64 of shape `(N, 2)`: each state's slot, and how often that was randomised; None without modders.
-        buffer: what is drawn into; None if `out` is filled.
+        buffer: the arrays that are drawn into; None if `out` is filled.
         memory: allocates buffers for chunks whose images are copied to `out`.
         out: the user's arrays, filled as chunks are drawn; None if those of the buffer are returned. Nothing is written
             to them once the call has ended, however it ended.
         future: gets `result` when all images are drawn, or the first error.
-        result: what the call returns.
+        result: the result of the call.
     """
 
     def __init__(
@@ -388,7 +388,7 @@ class RenderCall(DrawJob):
 
     @property
     def chunk_rows(self) -> int:
-        """How many rows the next chunk may have."""
+        """The maximum number of rows of the next chunk."""
         return min(self._most_rows, self._rate.rows)
 
     def pack(self, worker: Worker, rows: Rows) -> PackedRequest:
@@ -449,8 +449,8 @@ class RenderPool(AsyncResource, Traced):
 
     Args:
         model: an MjModel, an MjSpec, or a path or a string of XML. Later edits of it have no effect.
-        devices: the GPUs to draw on: a list of their numbers, as MuJoCo counts them (worker i gets
-            `devices[i % len(devices)]` as MUJOCO_EGL_DEVICE_ID), or how many: n for the first n, 1 for the one that
+        devices: the GPUs to draw on. A list of their numbers, as MuJoCo counts them: worker i gets
+            `devices[i % len(devices)]` as MUJOCO_EGL_DEVICE_ID. Or how many: n for the first n, 1 for the one that
             MuJoCo chooses.
         workers_per_device: how many processes draw on each device. Without a GPU, the number of CPUs is a good choice.
         max_batch_size: how many slots there are; None for as many as are used, at most 2**20.
@@ -458,23 +458,23 @@ class RenderPool(AsyncResource, Traced):
         modder: a class, or several, that randomise how the model looks (`aioenv.TextureModder`, say); each worker makes
             its own instances.
         seed: of the randomisation; None for another one each time. With the same seed a slot looks the same after the
-            same number of randomisations, whatever else was drawn, and for any number of workers.
+            same number of randomisations. It depends neither on other draws nor on the number of workers.
         quality: "exact" (the pixels of `mujoco.Renderer`), "fast" (no shadows, reflections, multisampling;
             straight sides in fewer rings), "coarse" (round shapes with fewer sides, too), or a `RenderQuality`.
         start: how processes are started: "forkserver", "spawn", or None for the first where the platform has it.
         timeout_s: how long a worker may go without finishing an image that it owes before it is killed, in seconds;
             None for ever. The first images of a process take several times as long as the rest, so they may take 10
             seconds at least.
-        retry: if a worker dies or hangs, have its replacement draw, once, what it was drawing. Otherwise that call
+        retry: if a worker dies or hangs, have its replacement draw the same states again, once. Otherwise that call
             fails. Calls that the worker had not begun wait for the replacement in any case.
         restart: how often workers are replaced; None: never.
-        state_spec: which parts of the state `states` consist of, of `mujoco.mjtState`; None for all that an image
+        state_spec: which parts of the state `states` consist of, of `mujoco.mjtState`; None for all parts that an image
             can depend on, controls, mocap bodies and userdata included.
-        backend: "egl", "osmesa", "glfw" or "cgl"; "auto" for the best that works (EGL, GLFW if there is a display,
-            OSMesa; on macOS CGL, GLFW); None for `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as
-            the others have none.)
-        transport: how images are returned: "shared" (workers draw into anonymous memory that they share with this
-            process), "frames" (through the channel), or "auto" for "shared" where the platform has it.
+        backend: "egl", "osmesa", "glfw" or "cgl". "auto": the best that works (EGL, GLFW if there is a display, OSMesa;
+            on macOS CGL, GLFW). None: `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as the others
+            have none.)
+        transport: how images are returned. "shared": workers draw into anonymous memory that they share with this
+            process. "frames": through the channel. "auto": "shared" where the platform has it.
         channel, log_prefix, start_timeout_s: as those of `AsyncVectorEnv`.
 
     Attributes:
@@ -586,7 +586,7 @@ class RenderPool(AsyncResource, Traced):
             self.trace(path)
 
     async def close(self) -> None:
-        """End the workers. What is being drawn fails with a ClosedError.
+        """End the workers. Calls that are being drawn fail with a ClosedError.
 
         Idempotent. If this is cancelled, the workers are killed at once.
         """
@@ -694,16 +694,16 @@ class RenderPool(AsyncResource, Traced):
         If this is cancelled, states that no worker has begun are not drawn, and nothing more is written to `out`.
 
         Args:
-            states: float64 of shape `(N, nstate)`, with rows as `get_state` returns them, or N `MjData`; None for the
-                last states of the slots (at first, the model's initial state).
+            states: float64 of shape `(N, nstate)`, with rows as `get_state` returns them, or N `MjData`. None: the last
+                states of the slots (at first, the model's initial state).
             slots: the slot of each state; None for 0 … N-1. Without states: the slots to draw; None for all of
                 `max_batch_size`, else for all that were used, else for one a worker.
             width: of an image, in pixels.
             height: of an image, in pixels.
             camera: a camera of the model by name or number, an `MjvCamera`, -1 or None for the free camera; or a list
                 of C of them.
-            scene_option: what is visible: groups of geoms, contact points, frames, labels and so on; None for MuJoCo's
-                defaults. (Applied forces show only if `state_spec` has them.)
+            scene_option: the visual options: groups of geoms, contact points, frames, labels and so on; None for
+                MuJoCo's defaults. (Applied forces show only if `state_spec` has them.)
             depth: return distances too.
             segmentation: return the visible objects too.
             randomize: have the modders give each slot a new look first, which it keeps until the next time.
@@ -713,10 +713,10 @@ class RenderPool(AsyncResource, Traced):
             copy: with False, the second next call with copy=False may write to the arrays that this one returns.
 
         Returns:
-            Images, uint8 of shape `(N, height, width, 3)`, top row first, in the order of the states. With `depth`
-            and `segmentation` a tuple of these, then float32 `(N, height, width)` (distances from the camera's plane,
-            in metres), then int32 `(N, height, width, 2)` (id of the object and its `mujoco.mjtObj`; -1 for the
-            background). With a list of cameras an axis of C comes second.
+            Images, uint8 of shape `(N, height, width, 3)`, top row first, in the order of the states. With `depth` and
+            `segmentation` a tuple of images, depths and objects. Depths are float32 `(N, height, width)`, distances
+            from the camera's plane in metres. Objects are int32 `(N, height, width, 2)`: the id of the object and its
+            `mujoco.mjtObj`, -1 for the background. With a list of cameras an axis of C comes second.
 
         Raises:
             ValueError: if an argument is wrong; nothing is sent then.

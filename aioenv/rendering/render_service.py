@@ -1,4 +1,4 @@
-"""What runs in a render worker: `RenderService` answers draw requests, with the renderer of its pool.
+"""The service of a render worker: `RenderService` answers draw requests, with the renderer of its pool.
 
 The parent names `pool_service` and `step_service` without importing MuJoCo, which takes 0.1 s.
 """
@@ -80,7 +80,7 @@ class RenderService:
         """Return None: nothing is stepped."""
 
     def handle(self, frame: Frame | PartialStep) -> Reply:
-        """Draw what a RENDER frame asks for.
+        """Draw the states of a RENDER frame.
 
         Raises:
             ValueError: if it is another request.

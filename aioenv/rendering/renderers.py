@@ -1,7 +1,8 @@
 """Drawing states with MuJoCo: the renderers of render workers, and of envs that draw their own observations.
 
-`ModelRenderer` has the one function that draws a state. `SourceRenderer` draws an env of Gymnasium as it is seen,
-`StepRenderer` many of them for a `StepRenderPool`, and `PoolRenderer` the states of a `RenderPool`, with modders.
+`ModelRenderer` has the one function that draws a state. `SourceRenderer` draws an env of Gymnasium with its own camera
+and options, `StepRenderer` many of them for a `StepRenderPool`. `PoolRenderer` draws the states of a `RenderPool`, with
+modders.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class SourceRenderer(ModelRenderer):
 
     @property
     def offscreen(self) -> OffscreenRenderer:
-        """What it draws in, maybe with others; `draw` requires it to be current."""
+        """The offscreen renderer that it draws with, maybe with others; `draw` requires its context to be current."""
         return self._offscreen
 
     def draw(self, state: npt.NDArray[np.float64], edits: dict[str, Any], images: ImageArrays) -> None:
@@ -243,7 +244,7 @@ class PoolRenderer(ModelRenderer):
     Args:
         model: the bytes of an MJB file.
         state_spec: which parts of the state states consist of, of `mujoco.mjtState`.
-        quality: what is drawn.
+        quality: the render quality.
         modders: makes the modders.
         seed: of the modders.
     """
@@ -322,8 +323,8 @@ class PoolRenderer(ModelRenderer):
 class ModderStack:
     """Applies the looks that modders give a model, one at a time.
 
-    A look is a function of the pool's seed, the slot and how often the slot was randomised. It depends neither on what
-    was drawn before nor on which worker draws.
+    A look is a function of the pool's seed, the slot and how often the slot was randomised. It depends neither on
+    earlier images nor on the worker that draws.
 
     Args:
         modders: makes each modder, from the model and a function that it calls with each texture that it edits.

@@ -40,7 +40,7 @@ def as_array(value: Any, name: str, expected: str = "an array") -> np.ndarray[An
     Args:
         value: the value.
         name: its name in errors.
-        expected: what was expected, for errors.
+        expected: the expected value, for errors.
 
     Raises:
         ActionError: if numpy can't convert it.

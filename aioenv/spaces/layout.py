@@ -271,7 +271,7 @@ class Layout:
         """Make the batch as `gymnasium.vector` gives it: dicts and tuples of these very arrays (zero-copy).
 
         Object leaves are joined by Gymnasium's `concatenate`: a tuple of n objects for its own spaces, and for custom
-        ones whatever was registered.
+        ones the registered type.
         """
         if type(self._root) is _ArrayNode:
             return arrays[0]
@@ -338,9 +338,9 @@ class Layout:
             New C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
 
         Raises:
-            ActionError: if a shape or a structure differs, or a dtype can't be cast without changing values in
-                kind (float to int) or range, or if the layout is `bounded` and a number is not in its space; the
-                message says where, what was expected, and what was got.
+            ActionError: if a shape or a structure differs, if a dtype can't be cast without changing values in kind
+                (float to int) or range, or if the layout is `bounded` and a number is not in its space. The message
+                says where, what was expected, and what was got.
         """
         if type(self._root) is _ArrayNode:
             array = fit_actions(batch, n, *self.leaves[0])
@@ -411,7 +411,7 @@ class Layout:
 
         Args:
             arrays, objects: one for each leaf.
-            cast: whether to cast and reshape whatever has as many numbers as the space.
+            cast: whether to cast and reshape any value that has as many numbers as the space.
         """
         return Writer(self._root, self.leaves, arrays, objects, cast)
 

@@ -1,6 +1,6 @@
 """Checkpoints: what it takes to go on after a worker's death, as a row of 64-bit words that each reply carries.
 
-A row holds MuJoCo's integration state, not what is derived from it. So the checkpoint *before* an operation and the
+A row holds MuJoCo's integration state, not the values derived from it. So the checkpoint *before* an operation and the
 operation itself are kept. Replaying the operation restores the derived quantities, which the next reward may depend on.
 The checkpoint *after* it tells whether the replay was exact. Words are copied and compared but never calculated with:
 some are float64, some integers, some neither.
@@ -258,7 +258,7 @@ class Checkpoints:
     Args:
         rows: one `RowCheckpoint` a row, whose sizes are all above 0.
         size: how many words each row has room for.
-        pending_resets: what replaces the next step of each row: the very list that steps change.
+        pending_resets: the replacement of the next step of each row: the same list object that steps change.
 
     Attributes:
         array: float64 `(rows, size)`.

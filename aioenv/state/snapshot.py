@@ -1,8 +1,11 @@
 """Snapshots: read and write the whole state of one env, as arrays and JSON values, so that nothing needs a replay.
 
+A snapshot has every array of MuJoCo's data, derived ones too, since rewards depend on values of the last step. The
+arena (contacts, constraints) is left out: each step computes it anew.
+
 `EnvState` is the state of an env as the caller holds it; `save` and `load` write and read files of such states.
-`inspect_stack` looks at a stack of wrappers: what it remembers between steps, which wrappers are known, and what
-prevents a state.
+`inspect_stack` looks at a stack of wrappers: its memory between steps, the known wrappers, and those that
+prevent a state.
 """
 
 from __future__ import annotations
@@ -224,7 +227,7 @@ class EnvState:
 
 
 def save(path: str | os.PathLike[str], states: Iterable[EnvState]) -> None:
-    """Write states to a file: a numpy container (.npz), whatever its name.
+    """Write states to a file: a numpy container (.npz) under any name.
 
     A file that is there already is replaced at once, when the new one is complete.
 
@@ -258,9 +261,9 @@ def load(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> list[En
 
     Args:
         path: of the file.
-        allow_pickle: whether to take states that hold pickles, which can run any code when they are set: only envs
-            with a `get_state()` of their own that gives other things than numbers, strings, arrays, and dicts,
-            lists and tuples of these have them. MuJoCo's never do.
+        allow_pickle: whether to take states that hold pickles, which can run any code when they are set. Only states of
+            envs with a `get_state()` of their own may hold them, if it gives other things than numbers, strings,
+            arrays, and dicts, lists and tuples of these. MuJoCo's never do.
 
     Raises:
         ValueError: if the file is not one of states, or holds pickles and they were not allowed.

@@ -130,7 +130,7 @@ def wrapper_layers(env: Any) -> tuple[tuple[int, str], ...]:
 
 
 def check_env(env: Any) -> Env[Any, Any]:
-    """Return what a factory made; raise a TypeError, which says what to do, if that is no env."""
+    """Return the env that a factory made; raise a TypeError, which says how to mend it, if it made no env."""
     if problem := explain_no_env(env):
         raise TypeError(f"the factory returned {problem}")
     if missing := [name for name in ("reset", "step", "unwrapped") if not hasattr(env, name)]:

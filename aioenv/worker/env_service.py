@@ -34,7 +34,7 @@ from aioenv.worker.worker_context import map_memory
 
 __all__ = ["EnvService", "Overflow"]
 
-# Of a row: the bytes that did not fit into its checkpoints before and after an operation; None if all did.
+# The bytes of a row that did not fit into its checkpoints before and after an operation; None if all did.
 Overflow: TypeAlias = "tuple[bytes | None, bytes | None]"
 
 
@@ -45,7 +45,7 @@ class EnvService(SlotService):
         factories: functions, one an env, which are called in the order of their rows.
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
-        checkpoints: whether to find out what it takes to resume the envs elsewhere.
+        checkpoints: whether to find out how to resume the envs elsewhere.
         cast: see `ResultRows`.
         by_camera: see `find_source`.
         looks: when to look for edits of models (see `RenderConfig.edits`).
@@ -130,8 +130,8 @@ class EnvService(SlotService):
             seed_plan: gives the seeds of episodes that are reset without one.
 
         Returns:
-            The first checkpoints, float64 of shape `(rows, checkpoint_size)`: what a first reset starts from, which
-            may come without a seed; and rows with what did not fit into theirs. None without checkpoints.
+            The first checkpoints, float64 of shape `(rows, checkpoint_size)`, from which a first reset starts if it
+            comes without a seed; and rows with the bytes that did not fit into theirs. None without checkpoints.
 
         Raises:
             ValueError: if a row can't be resumed, or needs a larger checkpoint.

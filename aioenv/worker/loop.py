@@ -167,7 +167,7 @@ class _Loop:
         return Reply((), dump(getattr(self._service, call.method)(*call.args, **call.kwargs)))
 
     def _trace(self, handle: Handle | None) -> None:
-        """Record what the service does from now on; stop with None."""
+        """Record the work of the service from now on; stop with None."""
         if isinstance(self._service, TracedService):
             self._service.ring.close()
             self._service = self._service.service

@@ -65,7 +65,7 @@ def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], hints
 
 
 def explain_no_env(made: Any, kind: str = "gymnasium.Env") -> str:
-    """Say what a factory returned if it is clearly no env, and what to do; empty if it may be an env.
+    """Explain a factory's result that is clearly no env, and how to mend it; empty if it may be an env.
 
     Args:
         made: the object that the factory returned.

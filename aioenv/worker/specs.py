@@ -197,7 +197,7 @@ def _reachable(roots: list[Any]) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield what an object refers to; nothing for a module, since functions name what they use of it."""
+    """Yield the objects that an object refers to; none for a module, since functions name the parts that they use."""
     kind = type(value)
     if kind in (str, bytes, bytearray, int, float, np.ndarray, ModuleType, CodeType):
         return

@@ -48,7 +48,7 @@ class VectorService(SlotService):
         factories: one function for each row, all the same; it is called with `num_envs`.
         num_envs: the number of slots.
         find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
-        checkpoints: whether to find out what it takes to resume the env elsewhere.
+        checkpoints: whether to find out how to resume the env elsewhere.
         with_spec: whether to describe its spec.
         numerics_from: the slot of its first row, which errors about NaN and infinite numbers name; None: no checks.
     """
@@ -213,7 +213,7 @@ class VectorService(SlotService):
         rows: Sequence[int],
         seen: npt.NDArray[np.bool_] | None = None,
     ) -> Reply:
-        """Make the reply about some rows of what the env has returned; for `seen` see `VectorReplies.keep`."""
+        """Make the reply about some rows of the env's results; for `seen` see `VectorReplies.keep`."""
         self._replies.keep(obs, seen)
         if self._checkpoints is not None:
             self._checkpoints.capture(self._ended, complete=self._lost is None)

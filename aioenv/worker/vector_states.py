@@ -49,7 +49,7 @@ __all__ = [
 class StatefulVectorEnv(Protocol):
     """A vector env, or a wrapper of one, whose slots' states can be read and set.
 
-    A state is all that the next steps of its slot, and the next automatic resets, depend on. Numbers, strings, arrays,
+    A state holds everything that the next steps and automatic resets of its slot depend on. Numbers, strings, arrays,
     and dicts, lists and tuples of these are kept as such, anything else as a pickle. A state must not depend on the
     number of its slot, nor on how many slots there are.
     """
