@@ -112,7 +112,7 @@ class EnvCreator:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name == "__wrapped__":  # not a property: `inspect` would take it for what the class itself wraps
+            if name == "__wrapped__":  # not a property, which `inspect` would read from the class
                 return partial(self.factory, *self._args, **self._kwargs)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -133,8 +133,8 @@ def check_nested_start() -> None:
         from aioenv.errors import WorkerStartError  # here: `aioenv doctor` works without Gymnasium, which it imports
 
         raise WorkerStartError(
-            f"module {unfinished[-1]} starts envs when it is imported, and their workers import it again, so that "
-            "there would be no end of them. What only the main program shall do belongs under "
+            f"module {unfinished[-1]} starts envs when it is imported, and their workers import it again, "
+            "without end. Code for the main program alone belongs under "
             "`if __name__ == '__main__':`"
         )
 

@@ -608,7 +608,7 @@ CONTENDERS: dict[str, Contender] = {
     "aioenv-sync": Contender(
         "aioenv.sync", "aioenv", _blocking(lambda load: sync.VectorEnv(load.factories, **load.options))
     ),
-    # what code gets that imports Gymnasium's AsyncVectorEnv from here
+    # the drop-in: Gymnasium's AsyncVectorEnv, imported from here
     "aioenv-drop-in": Contender(
         "aioenv.sync.AsyncVectorEnv",
         "aioenv",

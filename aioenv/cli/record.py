@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="single envs in worker processes, or the env's version as one vector env (default: workers)",
     )
     parser.add_argument("--quality", choices=("exact", "fast", "coarse"), default="fast", help="(default: fast)")
-    parser.add_argument("--fps", type=positive_float, help="pictures a second (default: what the env says)")
+    parser.add_argument("--fps", type=positive_float, help="pictures a second (default: as in the env's metadata)")
     parser.add_argument("--seed", type=seed, default=0, help="of the envs and of random actions (default: 0)")
 
 

@@ -227,7 +227,7 @@ class _Search:
         count = max(CONFIRM_ROUNDS, self._args.rounds)
         ratios = self._stage("once more", {"defaults": {}, label: best}, count).get(label)
         if ratios is None:
-            print("\nWhat was best could not be measured once more; the defaults:")
+            print("\nThe best settings could not be measured again; the defaults:")
             return {}
         result = (
             f"{statistics.median(ratios):.2f} times the defaults ({min(ratios):.2f} to {max(ratios):.2f} in rounds)"
@@ -276,7 +276,7 @@ class _Search:
         outcomes: dict[str, Outcome] = {}
         try:
             contenders.play_rounds(entries, count, _progress(title), outcomes=outcomes)
-        except BaseException:  # Ctrl-C: keep what was measured
+        except BaseException:  # Ctrl-C: keep the measurements so far
             self._keep(title, candidates, outcomes, {})
             raise
         finally:

@@ -42,8 +42,8 @@ __all__ = ["Dispatcher"]
 
 Slots = npt.NDArray[np.int64]
 
-# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds: with the rest
-# of a step, below the 0.5 ms for which it may keep the loop busy.
+# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds. With the rest
+# of a step it stays below the 0.5 ms for which a step may keep the loop busy.
 _POLL_S = 250e-6
 _SHARED_BATCH = slice(0, 1)
 # Replies up to this size fit into a socket, so that a worker does not wait for them to be read.

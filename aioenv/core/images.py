@@ -253,5 +253,5 @@ def colours(images: Any) -> npt.NDArray[np.uint8]:
     if isinstance(images, tuple) and all(image is None for image in images):
         raise RenderError(f"these envs give no images: {_DRAWN_BY}")
     if not isinstance(images, np.ndarray) or images.ndim < 4:
-        raise RenderError("one picture of all takes images of one shape, which those of these envs are not")
+        raise RenderError("one picture of all takes images of one shape; these envs have no such images")
     return images

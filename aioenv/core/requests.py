@@ -243,8 +243,8 @@ def _unreadable_error(part: WorkerRequest, slot: int, what: list[tuple[str, Unre
     return error
 
 
-# With copy=False two batches are used in turn. Otherwise at most four are kept for reuse: one that the caller has, one
-# in flight, one that is ready for the next step, and one more for a caller that looks back a step.
+# With copy=False two batches are used in turn. Otherwise at most four are kept for reuse: the caller's, the one in
+# flight, the one for the next step, and one more for a caller that looks back a step.
 BATCHES_IN_TURN, BATCHES_KEPT = 2, 4
 # Without a GIL reference counts are not exact: then every step gets new arrays.
 _COUNTABLE = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -337,7 +337,7 @@ class Batch:
         self._reset_views = [(byte_view(array), array.nbytes // n) for array in (*framed, *state)]
         obs, rest = self._reset_views[: len(framed)], self._reset_views[len(framed) :]
         self._step_views = [*obs, *((byte_view(array), array.itemsize) for array in flags), *rest]
-        self._arrays = (*self.obs, *flags, *state)  # all that callers may hold
+        self._arrays = (*self.obs, *flags, *state)  # everything that callers may hold
         self._when_unused: list[int] = []
 
     def _references(self) -> list[int]:

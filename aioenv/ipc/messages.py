@@ -159,8 +159,8 @@ def load_step(payload: Buffer) -> StepRequest:
 
 _EVERY_ROW = StepRequest(None, None)
 
-# A reply that has only typed columns of infos, with schemas that the parent knows, is sent without pickle: the number
-# of groups, and for each group its schema id, its rows and its bytes.
+# A reply that has only typed columns of infos, with schemas that the parent knows, is sent without pickle. It has the
+# number of groups, and for each group its schema id, its rows and its bytes.
 _COLUMNS = struct.Struct("<cI")
 _COLUMNS_TAG = b"I"  # no pickle begins with this byte
 _GROUP = struct.Struct("<IiQ")  # schema id, number of rows (-1: all of the request), number of bytes

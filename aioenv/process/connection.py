@@ -26,11 +26,11 @@ __all__ = ["Connection", "FastReply", "OnReply", "OutstandingRequests", "Pending
 
 _log = logging.getLogger("aioenv")
 
-# Between the end of a process and the end of its streams: its last bytes are read first, but a child process that holds
-# the streams open does not delay this.
+# Time between the end of a process and the end of its streams. Its last bytes are read first, but a child process that
+# holds the streams open does not delay this.
 _LAST_BYTES_S = 0.25
-# Between the end of the stream and the end of the process: an interpreter takes this long to exit when CPUs are scarce,
-# and its exit code says more than a SIGKILL from here.
+# Time between the end of the stream and the end of the process. An interpreter takes this long to exit when CPUs are
+# scarce, and its exit code says more than a SIGKILL from here.
 _EXIT_S = 1.0
 _TERM_S = 1.0
 # How long a worker may take to print its stack: one that is stopped, or starved, does not.

@@ -47,14 +47,14 @@ __all__ = ["START_METHODS", "LaunchResources", "check_start", "launch", "launch_
 
 START_METHODS = ("spawn", "forkserver") if forkserver.AVAILABLE else ("spawn",)
 
-# Modules that every worker needs, whatever its envs import besides.
+# Modules that every worker needs, for any envs.
 _PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.worker.loop", "aioenv.worker.env_service")
 
 # Packages that select an OpenGL when they draw, not when they are imported. (MuJoCo is made to by aioenv's worker.)
 _SELECT_LATE = ("numpy", "gymnasium", "mujoco", "aioenv")
 
-# The stream of a worker's output stops reading when it holds this much: a worker that floods waits until its lines are
-# logged, and its last lines are not far behind.
+# The stream of a worker's output stops reading when it holds this much. A worker that floods it waits until its lines
+# are logged, and its last lines are not far behind.
 _OUTPUT_LIMIT = 1 << 14
 
 # Windows is such a platform.

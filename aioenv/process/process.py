@@ -306,8 +306,8 @@ class ForkedProcess(_WatchedProcess):
 
 _log = logging.getLogger("aioenv")
 
-# The main function of a worker, called on the thread with the descriptor of the channel, the cell of its current row,
-# and a descriptor of shared memory, which it closes; None if there is no such memory.
+# The main function of a worker. It is called on the thread with the descriptor of the channel, the cell of its current
+# row, and a descriptor of shared memory (or None), which it closes.
 ThreadTarget = Callable[[int, memoryview, int | None], None]
 
 # How long a thread may take to notice that its channel is closed, in seconds. It takes longer while its env runs.

@@ -56,7 +56,7 @@ else:
     AnyVectorWrapper = VectorWrapper  # which is generic from Gymnasium 1.4 on
 
 
-# Wrappers that do to images what they do to other observations. (Subclasses may do something else.)
+# Wrappers that treat images as other observations. (Subclasses may do something else.)
 _IMAGE_WRAPPERS = (DelayObservation, FrameStackObservation, GrayscaleObservation, ResizeObservation)
 
 
@@ -385,7 +385,7 @@ class _PixelFactory:
         made: Env[Any, Any] = self._factory()
         env = made
         if explain_no_env(env):
-            return env  # the caller raises an error that says what it is
+            return env  # the caller raises an error that names its type
         try:
             wrappers = _image_wrappers(env, self._config)
             if not has_source(env, by_camera=self._config.by_camera):

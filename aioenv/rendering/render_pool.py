@@ -295,8 +295,8 @@ def parse_out(out: Any, shape: tuple[int, ...], *, depth: bool, segmentation: bo
     return ImageArrays(**{**images._asdict(), **dict(zip(wanted, given, strict=True))})
 
 
-# How long a chunk takes to draw, in seconds, and at most what part of `timeout_s`: so a worker that hangs is detected
-# soon, and one that draws slowly is not taken for it. (Shorter chunks cost the loop more: some 0.3 ms each.)
+# How long a chunk takes to draw, in seconds, and as a part of `timeout_s` at most. So a worker that hangs is detected
+# soon, and one that draws slowly is not mistaken for it. (Shorter chunks cost the loop more: some 0.3 ms each.)
 CHUNK_S = 0.1
 PART_OF_TIMEOUT = 0.25
 # A call of 10,000 states leaves the loop free between its chunks, however fast they are drawn.
@@ -558,7 +558,7 @@ class RenderPool(AsyncResource, Traced):
                 f"modder: it can't be sent to a worker, something of it does not pickle: {exc.__cause__}"
             ) from exc
         self._rate = lru_cache(MAX_RATES)(lambda *kind: DrawRate(timeout_s))
-        self._ring: deque[_RingEntry] = deque(maxlen=RING)  # what copy=False returns
+        self._ring: deque[_RingEntry] = deque(maxlen=RING)  # the arrays that copy=False returns
         self._next_number: Callable[[], int] = count(1).__next__  # of calls, in a timeline
         self.closed = False
 
@@ -595,7 +595,7 @@ class RenderPool(AsyncResource, Traced):
     async def _close(self) -> None:
         try:
             self._workers.fail_all(ClosedError("the render pool was closed"))
-        finally:  # no process may be left, whatever went wrong before
+        finally:  # no process may be left, even after an error
             try:
                 await self._workers.close()
             finally:

@@ -62,7 +62,7 @@ class ModelRenderer:
             # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
             mujoco.mj_forward(model, data)
         except mujoco.FatalError:
-            self._data = mujoco.MjData(self._model)  # what was on its stack would stay there until that is full
+            self._data = mujoco.MjData(self._model)  # else objects on its stack would stay there until it is full
             raise
         offscreen = self._offscreen
         rgb, depth, segmentation = images

@@ -292,7 +292,7 @@ class StepImages:
         try:
             error = self._read_images(worker, request, slots, frame.payload)
         except Exception as exc:
-            error = RenderError(f"what slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
+            error = RenderError(f"the images that slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
             error.slots = tuple(slots.tolist())
         self._finish(request, slots, error, (error and error.slots) or None)
 

@@ -30,8 +30,8 @@ LOOKS: tuple[Looks, ...] = ("each reset", "each step", "never")
 
 # The warning about edits that images may have missed.
 LATE = (
-    "images: an env has edited in a step what OpenGL has a copy of (a height field, texture, mesh or fog), and images "
-    "since then may show what was there before. From now on its edits are looked for in each step, which "
+    "images: an env has edited in a step data of which OpenGL has a copy (a height field, texture, mesh or fog), and "
+    "images since then may show the old data. From now on its edits are looked for in each step, which "
     'RenderConfig(edits="each step") has from the start'
 )
 

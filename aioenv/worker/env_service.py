@@ -590,7 +590,7 @@ class EnvService(SlotService):
             if obs is not None:
                 self._rows.write_observation(0, row, obs)  # a reset of other rows shows it once more
             if state is not None:
-                self._state[row] = state  # what images of that observation are drawn from
+                self._state[row] = state  # the state that images of that observation are drawn from
             self._stepper.replace_lost_env(row, seed, None if over else obs)
 
     def keep_observations(self, rows: Sequence[tuple[int, Any]]) -> None:

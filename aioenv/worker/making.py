@@ -173,8 +173,8 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
     except TypeError as exc:
         if "'num_envs'" in str(exc):
             exc.add_note(
-                f"it is called with num_envs={num_envs}, to make one gymnasium.vector.VectorEnv of so many slots; what "
-                'makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
+                f"it is called with num_envs={num_envs}, to make one gymnasium.vector.VectorEnv of so many slots; "
+                'a function that makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
             )
         raise
     if problem := explain_no_env(env, "gymnasium.vector.VectorEnv"):
