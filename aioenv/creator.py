@@ -205,7 +205,7 @@ class EnvCreator:
             TypeError: if an object that the function refers to does not pickle.
         """
         if self._cache.metadata is None:
-            from aioenv.core.worker_code import describe_env  # it imports asyncio, which workers don't
+            from aioenv.core.worker_pool import describe_env  # it imports asyncio, which workers don't
 
             self._cache.metadata = await describe_env(
                 self.at(0), start=start, start_timeout_s=start_timeout_s, preload=preload, worker_env=worker_env

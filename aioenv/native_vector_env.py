@@ -26,12 +26,11 @@ from aioenv.core.backend import Backend, Session
 from aioenv.core.episode_tracker import check_episode_stats
 from aioenv.core.results import StepResult
 from aioenv.core.waits import Clock
-from aioenv.core.worker_code import make_program, needed_by
-from aioenv.core.worker_pool import WorkerPoolConfig
+from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
 from aioenv.inprocess.backend import RUN_IN, InProcessBackend
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
-from aioenv.rendering.pixel_states import with_pixel_states
+from aioenv.rendering.pixels import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv

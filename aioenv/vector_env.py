@@ -36,14 +36,13 @@ from aioenv.core.arguments import (
 )
 from aioenv.core.backend import Backend, EnvInfo, Session
 from aioenv.core.env_calls import EnvCalls
-from aioenv.core.env_images import EnvImages
 from aioenv.core.episode_tracker import check_episode_stats
+from aioenv.core.images import EnvImages
 from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult, WorkerInfo
 from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
-from aioenv.core.worker_code import make_program, needed_by
-from aioenv.core.worker_pool import WorkerPoolConfig
+from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
 from aioenv.creator import bind_to_slots
 from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
@@ -57,7 +56,7 @@ from aioenv.rollout.rollout import Policy, Rollouts
 from aioenv.rollout.subset import Pausing, SingleSlot
 from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import check_options, split_reset_options
-from aioenv.state.env_state import EnvState
+from aioenv.state.snapshot import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import record_pickled
 from aioenv.tracing.timeline import Trace, Traced, path_from_environment

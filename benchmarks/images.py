@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 import aioenv
-from aioenv.cli.contenders import natively
+from aioenv.cli.contenders import ACTION_BATCHES, NotApplicable, TimedLoop, Workload, natively
 from aioenv.cli.processes import python_command
-from aioenv.cli.rounds import ACTION_BATCHES, NotApplicable, TimedLoop, Workload
 from aioenv.platform import usable_cpus
 from aioenv.rendering.backends import backend_environment, candidate_backends
-from aioenv.rendering.quality import parse_quality
+from aioenv.rendering.config import parse_quality
 
 __all__ = [
     "IMAGES_PER_S",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import aioenv
-from aioenv.cli.rounds import ACTION_BATCHES, TimedLoop, Workload
+from aioenv.cli.contenders import ACTION_BATCHES, TimedLoop, Workload
 
 __all__ = ["LOOP_TIME_KEYS", "CallbackClock", "loop_time"]
 

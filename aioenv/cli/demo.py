@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 import aioenv
 from aioenv.cli.arguments import out_file, positive_int, size
-from aioenv.loops.progress import progress_bar
-from aioenv.loops.video import TiledVideo, check_name, fps_of
+from aioenv.loops.evaluate import progress_bar
+from aioenv.loops.record import TiledVideo, check_name, fps_of
 from aioenv.platform import usable_cpus
 from aioenv.rendering.step_pool import StepRenderPool
 from aioenv.state.render_source import MujocoSource, find_source, read_state

@@ -12,8 +12,7 @@ from typing import Any
 import gymnasium
 
 import aioenv
-from aioenv.cli.arguments import out_file, positive_float, positive_int, seed, size
-from aioenv.cli.env_ids import import_here, registered
+from aioenv.cli.arguments import import_here, out_file, positive_float, positive_int, registered, seed, size
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
 from aioenv.native_vector_env import vector_env_factory

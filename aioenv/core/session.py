@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.pixel_renderer import PixelRenderer
+from aioenv.core.images import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError

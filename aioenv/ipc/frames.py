@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aioenv import speedups
 from aioenv.errors import WireError
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = [
     "HEADER_BYTES",

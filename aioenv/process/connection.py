@@ -18,9 +18,9 @@ from aioenv.errors import SlotError, WireError
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind, new_tuple
 from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.channel import Channel
-from aioenv.process.output import OutputLog
+from aioenv.process.failures import OutputLog
 from aioenv.process.process import Process
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = ["Connection", "FastReply", "OnReply", "OutstandingRequests", "PendingReply"]
 

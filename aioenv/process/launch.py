@@ -39,11 +39,9 @@ from aioenv.process import forkserver
 from aioenv.process.channel import PipeReader, open_channel_ends, stream_socketpair
 from aioenv.process.child import Child, kill_group
 from aioenv.process.environment import bootstrap, import_path
-from aioenv.process.failures import cannot_start, oom_kills_at_start
+from aioenv.process.failures import LOG, cannot_start, oom_kills_at_start
 from aioenv.process.forkserver import ForkServer
-from aioenv.process.output import LOG
-from aioenv.process.process import ForkedProcess, ParentEnds, Process, SpawnedProcess
-from aioenv.process.thread_process import ThreadProcess, ThreadTarget
+from aioenv.process.process import ForkedProcess, ParentEnds, Process, SpawnedProcess, ThreadProcess, ThreadTarget
 
 __all__ = ["START_METHODS", "LaunchResources", "check_start", "launch", "launch_thread"]
 

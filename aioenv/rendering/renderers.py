@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from aioenv.ipc.messages import load
 from aioenv.rendering.cameras import ResolvedCamera, make_option, source_view
-from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.config import RenderConfig, RenderQuality, parse_quality
 from aioenv.rendering.contexts import opengl_name
 from aioenv.rendering.draw_requests import DrawRequest, DrawSettings, ModelChanges
 from aioenv.rendering.images import ImageArrays
 from aioenv.rendering.offscreen import TEXTURED, OffscreenRenderer, acquire_offscreen, release_offscreen
-from aioenv.rendering.quality import RenderQuality, parse_quality
 from aioenv.state.assets import Assets
 from aioenv.state.model_edits import field_of, implied_edits, set_field, write_fields
 from aioenv.state.render_source import MujocoSource, load_model, patch_model, read_state

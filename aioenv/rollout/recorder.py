@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from aioenv.core.backend import InitialState, SlotGroup, StepOutcome
 from aioenv.errors import ActionError
-from aioenv.spaces.action_checks import as_array
+from aioenv.spaces.checks import as_array
 from aioenv.spaces.layout import Arrays, Layout, _ObjectNode
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.ipc.frames import crc32
+from aioenv.mujoco_versions import array_names
 from aioenv.state.model_edits import SHOWN
-from aioenv.state.mujoco_versions import array_names
 
 if TYPE_CHECKING:
     import mujoco

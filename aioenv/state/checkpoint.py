@@ -22,10 +22,10 @@ import numpy.typing as npt
 from gymnasium import Env
 
 from aioenv.ipc.messages import dump
+from aioenv.mujoco_versions import lets_sleep
 from aioenv.spaces.seeding import generator_from_words, live_state, seed_from_words, seed_words, state_words
 from aioenv.state.model_edits import ModelEdits, may_edit
-from aioenv.state.mujoco_versions import lets_sleep
-from aioenv.state.wrapper_stack import KINDS, REMEDY, inspect_stack, mark_in_progress, python_values
+from aioenv.state.snapshot import KINDS, REMEDY, inspect_stack, mark_in_progress, python_values
 
 __all__ = ["Checkpoints", "RowCheckpoint"]
 

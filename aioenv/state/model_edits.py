@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 
 from aioenv.ipc.memory import map_shared
 from aioenv.ipc.messages import dump
-from aioenv.state.mujoco_versions import array_names
+from aioenv.mujoco_versions import array_names
 
 if TYPE_CHECKING:
     import mujoco

@@ -31,9 +31,8 @@ from aioenv.errors import (
     WorkerStartError,
 )
 from aioenv.process.launch import START_METHODS
-from aioenv.sync.blocking import BlockingVectorEnv
+from aioenv.sync.blocking import BlockingStep, BlockingVectorEnv
 from aioenv.sync.portal import PortalCall
-from aioenv.sync.stepping import BlockingStep
 
 __all__ = ["AsyncVectorEnv"]
 

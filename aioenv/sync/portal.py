@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from aioenv.core.held_signals import HeldSignals
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
+from aioenv.platform import HeldSignals
 
 __all__ = ["MAX_PAUSE_S", "SIGNAL_CHECK_S", "DeferredCall", "LoopHandoff", "Portal", "PortalCall"]
 

@@ -170,7 +170,7 @@ class Server:
         if new_modules:
             boot.become_subreaper()
             if "gymnasium" in sys.modules:
-                importlib.import_module("aioenv.worker.registry").read_registry()
+                importlib.import_module("aioenv.worker.specs").read_registry()
             gc.collect()
             importlib.import_module("aioenv.worker.forkserver_warmup").fill_holes()
             gc.freeze()  # else the first full collection of each worker copies all of it
