@@ -36,14 +36,13 @@ from aioenv.core.arguments import (
 )
 from aioenv.core.backend import Backend, EnvInfo, Session
 from aioenv.core.env_calls import EnvCalls
-from aioenv.core.env_images import EnvImages
 from aioenv.core.episode_tracker import check_episode_stats
+from aioenv.core.images import EnvImages
 from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult, WorkerInfo
 from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
-from aioenv.core.worker_code import make_program, needed_by
-from aioenv.core.worker_pool import WorkerPoolConfig
+from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
 from aioenv.creator import bind_to_slots
 from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
@@ -57,7 +56,7 @@ from aioenv.rollout.rollout import Policy, Rollouts
 from aioenv.rollout.subset import Pausing, SingleSlot
 from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import check_options, split_reset_options
-from aioenv.state.env_state import EnvState
+from aioenv.state.snapshot import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import record_pickled
 from aioenv.tracing.timeline import Trace, Traced, path_from_environment
@@ -83,24 +82,24 @@ class AsyncVectorEnv(Traced, AsyncResource):
         ...
         await envs.close()
 
-    It belongs to the event loop that it was started on. No env is built in this process: spaces come from the
-    workers. Factories are pickled by value, so lambdas, closures and classes of `__main__` or of a notebook work, and
-    no `if __name__ == "__main__"` guard is needed.
+    It belongs to the event loop that it was started on. No env is built in this process: spaces come from the workers.
+    Factories are pickled by value, so lambdas, closures and classes of `__main__` or of a notebook work. No
+    `if __name__ == "__main__"` guard is needed.
 
     Args:
-        env_fns: a factory for each slot, in the order of slots. Of an `EnvCreator` each slot gets its own variant.
+        env_fns: a factory for each slot, in the order of slots. Each slot gets its own variant of an `EnvCreator`.
         num_workers: the number of processes; slots are spread over them evenly. Default: the number of CPUs that this
             process may use, at most one worker a slot.
-        start: how processes are started: "forkserver" (forked from a process that has imported the modules that they
-            need), "spawn" (a new interpreter each), or None for "forkserver" where the platform has it.
-        channel: the transport of frames: "scatter" (a socket, read straight into the batch), "streams" (pipes under
-            asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
-        transport: the transport of arrays: "frames" (through the channel), "shared" (anonymous memory that all workers
-            map), or "auto": large arrays, and those that render workers draw, in shared memory, others in frames.
+        start: how processes are started. "forkserver": forked from a process that has imported the modules that they
+            need. "spawn": a new interpreter each. None: "forkserver" where the platform has it, else "spawn".
+        channel: the transport of frames. "scatter": a socket, read straight into the batch. "streams": pipes under
+            asyncio's streams, the portable reference. "auto": the fastest that the platform has.
+        transport: the transport of arrays. "frames": through the channel. "shared": in anonymous memory that all
+            workers map. "auto": large arrays, and those that render workers draw, in shared memory, others in frames.
         preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
             once for all workers.
         copy: whether results are arrays of your own. Their memory is used again once you have released them and every
-            view of them. With False they are views into two batches used in turn, valid until the second next step: in
+            view of them. With False they are views into two batches used in turn, valid until the second next step. In
             asyncio's debug mode a `StaleViewWarning` is given if they are still in use then.
         observation_mode: "same" (all observation spaces are equal), "different" (bounds may differ), or a tuple
             `(batched space, single space)`, as in Gymnasium.
@@ -110,7 +109,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         on_timeout: the reaction of `reset`, `step` and `recv` to a timeout: "raise" a StepTimeout; "kill" the workers
             that owe a reply, for good; or "restart" them. After a kill the call goes on: it returns the results that
             the slots have then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds no
-            state that could be lost: with `restart` it is replaced, even with "raise", and its images are drawn again.
+            state that could be lost. With `restart` it is replaced, even with "raise", and its images are drawn again.
         restart: the policy by which workers that died are started again; None: their slots are lost.
         start_timeout_s: how long the start of a worker may take, in seconds.
         log_prefix: is put before each line that envs print. These lines become log records of the logger
@@ -124,20 +123,21 @@ class AsyncVectorEnv(Traced, AsyncResource):
         ignore_signals: let workers ignore SIGTERM, SIGUSR1 and SIGUSR2. So a cluster that signals all processes of a
             job before it ends stops no env before you have saved your work. (Workers always ignore SIGINT. `close`
             sends SIGKILL, which can't be ignored, a second after SIGTERM.)
-        debug: run the envs in this process instead, on a thread for each worker (by default one for all), so that
-            `breakpoint()` in an env stops at this terminal, and a debugger sees them. `start`, `channel`, `worker_env`
-            and `cpu_affinity` have no effect then. Whatever an env does to its process it does to this one.
-        cpu_affinity: the CPUs that the workers may use: "spread" pins each worker to one CPU of this process, in turn;
-            of a sequence of CPU numbers, or of sets of them, worker i gets element `i % len`; None: the CPUs of this
+        debug: run the envs in this process instead, on a thread for each worker (by default one for all). Then
+            `breakpoint()` in an env stops at this terminal, and a debugger sees the envs. `start`, `channel`,
+            `worker_env` and `cpu_affinity` have no effect then. An env that changes its process, or ends it, does so to
+            this one.
+        cpu_affinity: the CPUs that the workers may use. "spread" pins each worker to one CPU of this process, in turn.
+            With a sequence of CPU numbers, or of sets of them, worker i gets element `i % len`. None: the CPUs of this
             process.
-        episode_stats: count returns, lengths and times of episodes, in `envs.episode_stats` and, where an episode ends,
-            as "episode" in the infos, as Gymnasium's RecordEpisodeStatistics does; or an `EpisodeStats` that counts
+        episode_stats: count returns, lengths and times of episodes, in `envs.episode_stats`. Where an episode ends,
+            they are "episode" in the infos, as of Gymnasium's RecordEpisodeStatistics. Or an `EpisodeStats` that counts
             more.
         stats_prefix: the name of these statistics ("train" for example) in the log "aioenv.stats" and in writers; with
             None they are not logged.
         seed_plan: seeds for episodes that are given none, autoresets above all; at least `num_envs`. Slot i's episode k
-            gets seed number `i + k * num_envs`, modulo their number, whatever the number of workers. A reset of all
-            slots starts the plan again; a seed passed to `reset` replaces the first one of its slot.
+            gets seed number `i + k * num_envs`, modulo their number, for any number of workers. A reset of all slots
+            starts the plan again; a seed passed to `reset` replaces the first one of its slot.
         check_numerics: raise an `EnvError` if a reward or an observation is NaN or infinite, even if it is within the
             bounds of its space. Its `__cause__` is a `NumericsError` with the step since the slot's reset (or since
             the restart of its worker) and the place of the value. The slot must be reset then. The check takes about
@@ -344,7 +344,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         workers = f" num_workers={self._config.num_workers}" if self._config.num_workers else ""
         return f"<{type(self).__name__} num_envs={self.num_envs}{workers} {state}>"
 
-    if not TYPE_CHECKING:  # for callers who forget the "async"; type checkers find it by themselves
+    if not TYPE_CHECKING:  # for callers that forget the "async"; type checkers find it by themselves
 
         def __enter__(self) -> None:
             raise TypeError(f"{self!r}: use `async with`; for code without await there is aioenv.sync.make_vec")
@@ -451,8 +451,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Args:
             seed: an int seeds slot i with `seed + i`; a list has a seed for each slot (None: no seed).
-            options: passed to each env's `reset`, without "reset_mask", a bool array of shape `(num_envs,)`: slots
-                where it is False are not reset, and their last observation is returned.
+            options: passed to each env's `reset`, without "reset_mask". That is a bool array of shape `(num_envs,)`:
+                slots where it is False are not reset, and their last observation is returned.
             timeout_s: instead of the constructor's, in seconds.
 
         Returns:
@@ -692,7 +692,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         An env reports this by raising `EpisodesDone` in `reset`. If it has an attribute `finite_episodes` that is true,
         a StopIteration means the same; `construct_envs` sets it on envs to which it dealt episodes. This is not an
-        error, whatever caused the reset: the slot is paused. In the result `info["_active"]` is False for it, unless
+        error, for any cause of the reset: the slot is paused. In the result `info["_active"]` is False for it, unless
         its last episode ended in that very step (under SAME_STEP).
         """
         return tuple(sorted(self._check_running().table.exhausted))
@@ -706,7 +706,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         The slots of every worker are split into `groups` groups. So a worker that is done with one group finds the next
         one's actions waiting; with 1 group all slots step in lock-step. Such groups are for a policy that waits for
-        another device. If it computes on the CPUs that the envs need, `split="workers"` costs less: then a group is one
+        another device. If it computes on the CPUs that the envs need, `split="workers"` costs less. Then a group is one
         or more whole workers, which are idle while the policy of their own group runs. Trajectories do not depend on
         `groups` and `split`, as long as the policy treats row by row.
 
@@ -719,15 +719,15 @@ class AsyncVectorEnv(Traced, AsyncResource):
         first waits for them and drops them, with a warning if an episode ended in one.
 
         Args:
-            policy: `policy(obs)` returns a batch of actions for a batch of observations, those of a group's k slots; or
-                `(actions, extras)`, where `extras` is a dict of arrays of shape `(k, …)` to be recorded, such as values
-                and log-probabilities, with the same keys each time. (If an action is itself a pair whose second element
-                is a Dict, the whole answer is actions.) A parameter named `slots` gets the slot numbers, int64 of shape
-                `(k,)`, ascending, the same ones each time: a recurrent policy keeps its state by them. It may be a
-                coroutine function. A plain function blocks the loop, while workers go on.
+            policy: `policy(obs)` gets a batch of observations, those of a group's k slots, and returns a batch of
+                actions. Or it returns `(actions, extras)`, where `extras` is a dict of arrays of shape `(k, …)` to be
+                recorded, such as values and log-probabilities. Its keys are the same each time. (If an action is itself
+                a pair whose second element is a Dict, the whole answer is actions.) A parameter named `slots` gets the
+                slot numbers, int64 of shape `(k,)`, ascending, the same ones each time. A recurrent policy keeps its
+                state by them. It may be a coroutine function. A plain function blocks the loop, while workers go on.
             steps: the number of steps of each slot.
             groups: the number of groups; at most as many as the worker with the fewest slots has, or, with
-                `split="workers"`, as there are workers. Of vector envs see `NativeVectorEnv`.
+                `split="workers"`, as there are workers. For vector envs see `NativeVectorEnv`.
             split: "slots": a group is some slots of every worker; "workers": a group is all slots of some workers. It
                 has no effect on vector envs.
 
@@ -826,26 +826,26 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
         """Return images of the states that `reset` and `step` (or `recv`) returned last.
 
-        With `render=` given to the constructor they are drawn from the states that were returned, beginning with
-        the reply, and a step may be in flight meanwhile. Without it, this is `call("render")`: with `pixels=` the
-        images that the observations hold, several cameras side by side; else the images that the envs draw themselves
-        if they were made with a `render_mode` such as "rgb_array", or None. If this is cancelled, the images are drawn
-        all the same.
+        With `render=` given to the constructor they are drawn from the states that were returned. Drawing begins with
+        the reply, and a step may be in flight meanwhile. Without it, this is `call("render")`. With `pixels=` these are
+        the images that the observations hold, several cameras side by side. Otherwise they are the images that the envs
+        draw themselves if they were made with a `render_mode` such as "rgb_array", or None. If this is cancelled, the
+        images are drawn all the same.
 
         Args:
-            mode: None or "arrays" for one image a slot (these two differ in the blocking API alone); "grid" for one
-                picture of all slots, as square a grid as possible.
+            mode: None or "arrays": one image a slot (these two differ in the blocking API alone). "grid": one image of
+                all slots, as square a grid as possible.
 
         Returns:
             uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple if the images of the envs
-            differ in shape. With `depth` or `segmentation` it is a tuple of that and of these arrays: depth float32
-            `(num_envs, height, width)` in metres, and segmentation int32 `(num_envs, height, width, 2)`. With a list of
-            C cameras an axis of C comes second. The arrays are the same ones again if nothing was returned in between.
-            With "grid" it is colours alone, `(rows * height, columns * width, 3)`.
+            differ in shape. With `depth` or `segmentation` it is a tuple of that array and these: depth, float32
+            `(num_envs, height, width)` in metres, and segmentation, int32 `(num_envs, height, width, 2)`. With a list
+            of C cameras an axis of C comes second. The arrays are the same ones again if nothing was returned in
+            between. With "grid" it is colours alone, `(rows * height, columns * width, 3)`.
 
         Raises:
-            RenderError: if there is no state yet; if an image could not be drawn (`slots`), with the others as
-                `partial`; with "grid" also if the envs' images differ in shape; of a vector env (`NativeVectorEnv`)
+            RenderError: if there is no state yet, or if an image could not be drawn (`slots`), with the others as
+                `partial`. With "grid" also if the envs' images differ in shape. For a vector env (`NativeVectorEnv`)
                 also if it has no render mode and `render=` was not given.
             StepTimeout: if `timeout_s` passed. The images are drawn all the same, by another render worker if this one
                 hangs and `restart` allows it.
@@ -964,9 +964,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
         """Return the states of envs; with `set_state` any env of the same kind goes on from there, bit for bit.
 
-        A state has everything that the next steps, and the next automatic resets, depend on: all of MuJoCo's data, the
-        counters of wrappers, the random generator, and whether a reset is pending. It does not have changes to a MuJoCo
-        model. An env that is not MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and
+        A state has everything that the next steps and automatic resets depend on: MuJoCo's data, the counters of
+        wrappers, the random generator, and whether a reset is pending. It does not have changes to a MuJoCo model. An
+        env that is not MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and
         `set_state(state)`. If this is cancelled, no state is changed.
 
         Args:

@@ -19,7 +19,7 @@ from fuzz_kit import Driver
 from fuzz_pictures import WAYS, Pictures
 from fuzz_pool import Pools
 
-from aioenv.sync import portal, stepping
+from aioenv.sync import blocking, portal
 
 KINDS = ["workers", "solo", "vectors", "sync"]
 OPERATIONS = 40
@@ -30,7 +30,7 @@ def drive(kind: str, seed: int, start: str = "forkserver") -> None:
     with asyncio.Runner(loop_factory=loop) as runner, pytest.MonkeyPatch.context() as patch:
         patch.setattr(portal, "new_event_loop", loop)
         if seed % 2:  # the loop of blocking code stands still, and no longer does, as often as it can
-            for module in (portal, stepping):
+            for module in (portal, blocking):
                 patch.setattr(module, "MAX_PAUSE_S", 1e-4)
         runner.run(Driver(seed, kind, start).run(OPERATIONS))
 

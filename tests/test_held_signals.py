@@ -7,7 +7,7 @@ import signal
 import pytest
 from blocking_kit import Rung, handled
 
-from aioenv.core.held_signals import HeldSignals
+from aioenv.platform import HeldSignals
 
 
 def test_held_signals_come_in_order_and_all_of_them():

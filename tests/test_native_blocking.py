@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 
 import aioenv
 from aioenv import sync
-from aioenv.core.held_signals import HeldSignals
+from aioenv.platform import HeldSignals
 from aioenv.testing import leak_check
 
 N = 2

@@ -18,9 +18,9 @@ from parity.compare import assert_same
 from test_native_hooks import Good
 
 from aioenv import sync
-from aioenv.inprocess.arrays import owned_info
+from aioenv.inprocess.requests import owned_info
+from aioenv.native.engines import ThreadPool
 from aioenv.native.tasks.common import adjacent_view, clamp, negated, norm
-from aioenv.native.thread_pool import ThreadPool
 from aioenv.worker.making import make_registered
 
 

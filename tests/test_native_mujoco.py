@@ -22,7 +22,7 @@ from mujoco_kit import OTHER_ARGUMENTS, TASKS, both, compare
 from parity.compare import assert_same
 
 import aioenv
-from aioenv.native.thread_pool import ThreadPool
+from aioenv.native.engines import ThreadPool
 from aioenv.worker.making import is_native_task, make_registered
 
 MODES = list(AutoresetMode)

@@ -22,8 +22,7 @@ from process_kit import run_alone
 import aioenv
 from aioenv.ipc.memory import SharedMemory, map_shared
 from aioenv.process.launch import START_METHODS
-from aioenv.spaces.layout import Layout
-from aioenv.spaces.shared_layout import SHARED_BYTES, choose_shared_layout
+from aioenv.spaces.layout import SHARED_BYTES, Layout, choose_shared_layout
 
 IMAGE = spaces.Box(0, 255, (40, 30, 3), np.uint8)
 ACTIONS = spaces.Dict(picture=spaces.Box(-1, 1, (50, 7), np.float32), button=spaces.Discrete(5))

@@ -19,7 +19,7 @@ from test_rendering import MocapEnv
 
 import aioenv
 from aioenv.cli import main
-from aioenv.loops.video import TiledVideo, fps_of
+from aioenv.loops.record import TiledVideo, fps_of
 from aioenv.rendering.images import parse_grid, tile
 from aioenv.requirements import has_batch
 

@@ -15,8 +15,8 @@ from process_kit import environment, run_alone
 from test_render_pool import PLAIN, SMALL, pool_of, some_states
 
 import aioenv
-from aioenv.rendering.arguments import parse_out, parse_states
 from aioenv.rendering.cameras import find_camera
+from aioenv.rendering.render_pool import parse_out, parse_states
 from aioenv.requirements import has_batch
 
 

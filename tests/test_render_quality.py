@@ -12,7 +12,7 @@ import pytest
 from render_pool_kit import pool_of
 
 from aioenv import RenderQuality
-from aioenv.rendering.quality import COARSE, FAST
+from aioenv.rendering.config import COARSE, FAST
 
 PLAIN = RenderQuality(shadows=False, reflections=False, samples=0)
 FLOOR = """

@@ -17,7 +17,7 @@ from gymnasium.envs.mujoco import MujocoEnv
 from process_kit import environment, run_alone
 
 import aioenv
-from aioenv.rendering import quality as qualities
+from aioenv.rendering import config as qualities
 
 MOCAP = """
 <mujoco>

@@ -15,8 +15,8 @@ from snapshot_kit import Bench, make, record, without_clock
 
 import aioenv
 from aioenv.ipc.messages import LostRow, load
-from aioenv.state.env_state import EnvState, save
-from aioenv.state.env_state import load as load_states
+from aioenv.state.snapshot import EnvState, save
+from aioenv.state.snapshot import load as load_states
 
 TASKS = [
     f"{name}-v5"

@@ -1,4 +1,4 @@
-"""Sends each worker its part of a request, and puts the replies into the batch."""
+"""Send each worker its share of a batch request, and put the replies into the batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
 from aioenv.core.episode_tracker import EpisodeTracker
-from aioenv.core.payloads import read_partial_payload, read_payload
-from aioenv.core.pixel_renderer import PixelRenderer
+from aioenv.core.images import PixelRenderer
 from aioenv.core.recovery import SlotHistory, WorkerRecovery
-from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest
+from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest, read_partial_payload, read_payload
 from aioenv.core.service_calls import StatsMerger
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.core.wakeups import WakeupCoalescer
@@ -33,7 +32,7 @@ from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import NO_RESULT, Columns
-from aioenv.spaces.shared_layout import BATCH_INDEX_BYTES, COPIED
+from aioenv.spaces.layout import BATCH_INDEX_BYTES, COPIED
 from aioenv.worker.worker_end import SpinPoller
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ __all__ = ["Dispatcher"]
 
 Slots = npt.NDArray[np.int64]
 
-# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds: with the rest
-# of a step, below the 0.5 ms for which it may keep the loop busy.
+# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds. With the rest
+# of a step it stays below the 0.5 ms for which a step may keep the loop busy.
 _POLL_S = 250e-6
 _SHARED_BATCH = slice(0, 1)
 # Replies up to this size fit into a socket, so that a worker does not wait for them to be read.
@@ -52,7 +51,7 @@ _MAX_BYTES = 1 << 16
 
 
 class Dispatcher:
-    """Sends the parts of requests to their workers, and puts the replies into the requests.
+    """Sends the worker requests of batch requests, and stores the replies in them.
 
     Args:
         worker_pool: started and configured workers.
@@ -62,7 +61,7 @@ class Dispatcher:
         mode: the autoreset mode.
         restart: whether and how workers that died are started again.
         pixel_renderer: draws observations that are images; None if there are none, or the workers draw them.
-        on_ready: called with each part whose reply is in, if no caller awaits the request as a whole.
+        on_ready: called with each worker request whose reply is in, if no caller awaits the request as a whole.
 
     Attributes:
         restarter: starts workers again; None if none are.
@@ -162,7 +161,8 @@ class Dispatcher:
             shared_batch: the number of the shared batch that its results are written into.
             reused: whether it is used again and again, so that it may refer to itself. Otherwise it is ready to be
                 sent, and is freed as soon as nothing uses it.
-            waiting: whether a caller awaits all of one that is used once; else its parts go to `recv` one by one.
+            waiting: whether a caller awaits all of it; else its worker requests go to `recv` one by one. For one that is
+                used once.
         """
         batch = self._make_batch(sum(len(slots) for _, slots in shares), shared_batch)
         parts: list[WorkerRequest] = []
@@ -202,10 +202,10 @@ class Dispatcher:
         """Send a step whose actions are arrays in frames, by the fast path if that is possible; otherwise as `submit`.
 
         Args:
-            request: has one part a worker.
-            views: the arrays of actions, of all parts, as bytes.
-            cuts: by part, its bytes in each of these.
-            payloads: by part, the rows of its worker that are stepped; empty for all.
+            request: the batch request.
+            views: the arrays of actions, of all worker requests, as bytes.
+            cuts: by worker request, its bytes in each of these.
+            payloads: by worker request, the rows of its worker that are stepped; empty for all.
         """
         parts, sent = request.parts, 0
         if speedups.send_steps is not None and self.trace is None and not (self.restarter and self.restarter.busy):
@@ -312,7 +312,7 @@ class Dispatcher:
         self._arrive(request, part)
 
     def _pass_on_updates(self, part: WorkerRequest) -> None:
-        """Pass on the data beside their states that images of a part need."""
+        """Pass on the data beside their states that images of a worker request need."""
         start = part.member.start
         for drawer, use in ((self._images, "render"), (self._pixel_renderer, "pixels")):
             if drawer is not None:
@@ -331,7 +331,7 @@ class Dispatcher:
         self._arrive(request, part)
 
     def _arrive(self, request: BatchRequest, part: WorkerRequest) -> None:
-        """Count a part whose reply is in, and whose observations are drawn."""
+        """Count a worker request whose reply is in, and whose observations are drawn."""
         request.open -= 1
         if not request.open and not request.done.done():
             request.done.set_result(None)
@@ -397,6 +397,6 @@ class Dispatcher:
 
 
 def _step_of(part: WorkerRequest, views: list[memoryview], cuts: list[slice], payload: bytes) -> SentRequest:
-    """Make the request of one part of the actions of all parts."""
+    """Take the actions of a worker request out of those of the whole batch."""
     fixed: Any = list(map(getitem, views, cuts))
     return SentRequest(Kind.STEP, fixed, payload, part.slots)

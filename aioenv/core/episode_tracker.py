@@ -75,7 +75,7 @@ class EpisodeTracker:
         self._same_step = mode is AutoresetMode.SAME_STEP
 
     def note(self, request: BatchRequest, part: WorkerRequest) -> None:
-        """Count a reply, that of a part of a request."""
+        """Count the reply to a worker request."""
         failed = {slot for error in part.errors for slot in error.slots} if part.errors else ()
         if failed:
             self.stats.drop(part.slots[np.isin(part.slots, list(failed))])
@@ -202,7 +202,7 @@ class InProcessEpisodeTracker:
 
 
 def _rows(columns: Columns, part: WorkerRequest) -> npt.NDArray[np.int64]:
-    """Return the places of the rows of columns in a part."""
+    """Return the places of the rows of columns in a worker request."""
     positions = columns.positions
     if isinstance(positions, slice):
         return np.arange(positions.start, positions.stop) - part.start

@@ -95,7 +95,7 @@ class SlotHistory:
                 self._note_after(slot, *checkpoint)
 
     def note(self, request: BatchRequest, part: WorkerRequest) -> None:
-        """Note the reply to a part: the last observations, states and checkpoints of its slots."""
+        """Note the reply to a worker request: the last observations, states and checkpoints of its slots."""
         batch, sent, rows = request.batch, part.sent, slice(part.start, part.stop)
         assert sent is not None
         slots: Any = part.slots

@@ -1,4 +1,4 @@
-"""The results of a vector env, and how ready parts of requests become one batch."""
+"""The results of a vector env, and how ready worker requests become one batch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Ready(NamedTuple):
 
 
 class WorkerInfo(NamedTuple):
-    """What is known of one worker process.
+    """A report on one worker process, for `envs.workers`.
 
     Attributes:
         pid: the process id; None before the start.
@@ -105,7 +105,7 @@ class WorkerInfo(NamedTuple):
 
     @property
     def memory(self) -> ProcessMemory | None:
-        """How much memory it holds, in bytes, looked up now; None if it is gone, or the platform does not tell.
+        """The memory that it holds, in bytes, looked up now; None if it is gone, or the platform does not tell.
 
         A worker takes some milliseconds, in which the loop waits. Where that matters, ask from a thread:
         `await asyncio.to_thread(lambda: [worker.memory for worker in envs.workers])`.
@@ -115,14 +115,14 @@ class WorkerInfo(NamedTuple):
         return process_memory(self.pid)
 
 
-# ------------------------------------------------------------ made of ready parts
+# ------------------------------------------------------------ made of worker requests
 
 Parts: TypeAlias = "list[tuple[BatchRequest, WorkerRequest]]"
 Merge: TypeAlias = Callable[[Sequence[Columns], int], dict[str, Any]]
 
 
 def partial_result(layout: Layout, request: BatchRequest) -> StepResult | ResetResult:
-    """Make a whole batch of the parts that have arrived, in new arrays; the rows of others are zero."""
+    """Make a whole batch of the worker requests that have arrived, in new arrays; the rows of others are zero."""
     batch = request.batch
     n = len(batch.reward)
     obs, objects = layout.zeros(n), layout.no_objects(n)
@@ -147,19 +147,20 @@ def partial_result(layout: Layout, request: BatchRequest) -> StepResult | ResetR
 def collect_ready(
     layout: Layout, parts: Parts, max_slots: int | None, merge_infos: Merge
 ) -> tuple[Ready, list[tuple[BatchRequest, Any]], list[tuple[SlotError, set[int]]], Parts]:
-    """Take the results of up to `max_slots` slots from ready parts, the oldest first, as one compact batch.
+    """Take the results of up to `max_slots` slots from ready worker requests, the oldest first, as one compact batch.
 
     Args:
         layout: the layout of the observations.
-        parts: ready parts, each with its request, oldest first; the rows that are taken are removed from them.
+        parts: ready worker requests, each with its batch request, oldest first. The rows that are taken are removed
+            from them.
         max_slots: the most slots to take; None for all.
         merge_infos: makes the info dict.
 
     Returns:
-        The results, by ascending slot; the requests that they are of, with the slots taken of each; the errors, each
-        with those of its slots that were taken; and the parts that have rows left.
+        The results, by ascending slot; their batch requests, each with the slots taken; the errors, each with those of
+        its slots that were taken; and the worker requests that have rows left.
     """
-    taken: list[tuple[BatchRequest, WorkerRequest, list[int]]] = []  # with the rows of the part
+    taken: list[tuple[BatchRequest, WorkerRequest, list[int]]] = []  # with rows of the worker request
     rest: Parts = []
     room = sum(len(part.slots) for _, part in parts) if max_slots is None else max_slots
     for request, part in parts:

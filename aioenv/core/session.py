@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.pixel_renderer import PixelRenderer
+from aioenv.core.images import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aioenv.rendering.step_pool import StepRenderPool
     from aioenv.state.render_source import MujocoSource
 
-__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "WorkerSession", "late_pool"]
+__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "WorkerSession", "make_step_pool"]
 
 NO_PHYSICS = (
     "render: this vector env has no model and physics_states, from which images could be drawn; "
@@ -35,7 +35,7 @@ NO_PHYSICS = (
 CLOSE_GRACE_S = 1.0
 
 
-def late_pool(
+def make_step_pool(
     sources: Sequence[MujocoSource],
     render: RenderConfig,
     config: WorkerPoolConfig,
@@ -50,7 +50,7 @@ def late_pool(
         distinct,
         [distinct.index(source) for source in sources],
         render,
-        # (what a vector env's own arrays do is another matter)
+        # (that of a vector env is about its own arrays)
         transport="auto" if config.vectorized else config.transport,
         start=config.start,
         channel=config.channel,
@@ -206,7 +206,7 @@ class WorkerSession:
                     raise RenderError(f'{why}, which takes render_mode="rgb_array"; got {got}. {hint}')
             self.images = StepImages(num_envs, None)
             return 0, True
-        self._pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
+        self._pool = make_step_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
         await self._pool.start()
         self.images = StepImages(num_envs, self._pool, config.max_in_flight)
         return max(source.state_size for source in sources), False
@@ -217,7 +217,7 @@ class WorkerSession:
         sources = [source for source in worker_pool.sources if source is not None]
         if len(sources) < len(worker_pool.sources):
             return None
-        self._pixels_pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
+        self._pixels_pool = make_step_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
         await self._pixels_pool.start()
         key, space = replace_states(worker_pool.single_observation_space, config)
         return PixelRenderer(self._pixels_pool, worker_pool.replace_leaf(key, space), key)

@@ -1,1 +1,1 @@
-"""One vector env in this process, in place of session, fleet and schedule."""
+"""The backend that steps one vector env in this process, without workers."""

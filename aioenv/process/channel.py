@@ -6,7 +6,7 @@ write.
 
 `open_channel_ends` makes both ends of a new channel. A launch method passes the worker's descriptors on, and knows
 nothing else about the channel. To add a kind of channel (TCP to a worker on another machine, say), write a class with
-the methods of `Channel`, add a name to `CHANNELS`, and add a branch to `open_channel_ends`.
+the methods of `Channel`. Then add a name to `CHANNELS`, and a branch to `open_channel_ends`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aioenv.errors import WireError
 from aioenv.ipc import frame_io
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Buffer, Encoder, Frame, Kind
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 if TYPE_CHECKING:
     from aioenv.process.connection import OutstandingRequests
@@ -114,7 +114,7 @@ class Channel(Protocol):
 
 
 class ChannelEnds(NamedTuple):
-    """Both ends of a new channel: what a launch method needs to know about it.
+    """Both ends of a new channel, for a launch method.
 
     Attributes:
         connect: makes the parent's `Channel`; called once, with the requests whose replies it reads.

@@ -45,8 +45,8 @@ def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int,
             that of a header and end with the spill.
 
     Returns:
-        The fields of a `Header` if the bytes are one whole frame that is in order, without a payload, whose fixed part
-        fills the buffers between the first and the last. Otherwise the number of bytes read.
+        The fields of a `Header` if the bytes are one whole, correct frame without a payload, whose fixed part fills the
+        buffers between the first and the last. Otherwise the number of bytes read.
 
     Raises:
         OSError: if `readv` fails. After `EINTR` and Python's signal handlers, the read is repeated.
@@ -55,19 +55,19 @@ def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int,
 def send_steps(parts: list[Any], views: list[memoryview], cuts: list[list[slice]], payloads: list[bytes], /) -> int:
     """Send a step to workers, in order, up to the first that Python must send to.
 
-    Python sends if the worker is down or traced, has unsent bytes or abandoned requests, if its part has no
-    `fast_reply`, or if the kernel takes no bytes. If the kernel takes some of the bytes, the channel sends the others
+    Python sends if the worker is down or traced, has unsent bytes or abandoned requests, or its worker request has no
+    `fast_reply`; also if the kernel takes no bytes. If the kernel takes some of the bytes, the channel sends the others
     later.
 
     Args:
         parts: the `core.requests.WorkerRequest`s. Their `fast_reply` will process the reply, and
             `member.worker.fast_channel` is the channel. Their `request_id` is set.
-        views: the arrays of actions of all parts, as bytes.
-        cuts: for each part, the slice of its bytes in each view.
-        payloads: for each part, the payload.
+        views: the arrays of actions of all worker requests, as bytes.
+        cuts: for each worker request, the slice of its bytes in each view.
+        payloads: for each worker request, the payload.
 
     Returns:
-        The number of parts sent.
+        The number of worker requests sent.
 
     Raises:
         TypeError, ValueError, AttributeError: if an argument is not as described.
@@ -100,8 +100,8 @@ def read_columns(part: Any, payload: memoryview, columns_type: type[_Columns], /
 
     Returns:
         The columns that `core.payloads.read_payload` would make. None if the worker has no such schema, if a column
-        holds objects or dicts, if sizes don't fit, or if a row is not in the part. Python then reads the payload, and
-        reports errors.
+        holds objects or dicts, if sizes don't fit, or if a row is not in the worker request. Python then reads the
+        payload, and reports errors.
 
     Raises:
         TypeError, ValueError, AttributeError: if an argument is not as described.
@@ -121,9 +121,9 @@ def merge_columns(
         named: by the `id` of a schema, the schema and its `spaces.infos.ColumnName`s; None: Python must merge it.
 
     Returns:
-        The dict that `spaces.infos.merge_infos` would return. None if there are no parts, if a schema is not in
-        `named`, if a key is not a string or has two dtypes or shapes, or if positions or values don't fit. Python then
-        merges, and adds new schemas to `named`.
+        The dict that `spaces.infos.merge_infos` would return. None if there are no parts, a schema is not in `named`, a
+        key is not a string or has two dtypes or shapes, or positions or values don't fit. Python then merges, and adds
+        new schemas to `named`.
 
     Raises:
         TypeError: if there are not three arguments, or the last is not a dict.

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.ipc.frames import crc32
+from aioenv.mujoco_versions import array_names
 from aioenv.state.model_edits import SHOWN
-from aioenv.state.mujoco_versions import array_names
 
 if TYPE_CHECKING:
     import mujoco
 
-__all__ = ["LATE", "LOOKS", "AssetWatch", "Assets", "Looks", "Part", "part_of", "shape_sum"]
+__all__ = ["LATE", "LOOKS", "AssetId", "AssetWatch", "Assets", "Looks", "part_of", "shape_sum"]
 
 # When to look for edits: the values of `RenderConfig.edits`.
 Looks: TypeAlias = Literal["each reset", "each step", "never"]
@@ -30,13 +30,13 @@ LOOKS: tuple[Looks, ...] = ("each reset", "each step", "never")
 
 # The warning about edits that images may have missed.
 LATE = (
-    "images: an env has edited in a step what OpenGL has a copy of (a height field, texture, mesh or fog), and images "
-    "since then may show what was there before. From now on its edits are looked for in each step, which "
+    "images: an env has edited in a step data of which OpenGL has a copy (a height field, texture, mesh or fog), and "
+    "images since then may show the old data. From now on its edits are looked for in each step, which "
     'RenderConfig(edits="each step") has from the start'
 )
 
 # One part that is uploaded: "hfield", "tex" or "mesh", and its number.
-Part: TypeAlias = "tuple[str, int]"
+AssetId: TypeAlias = "tuple[str, int]"
 
 # Arrays that an image shows and that are not sent with the states.
 _ARRAYS = (
@@ -188,12 +188,12 @@ class Assets:
         kinds: kinds of parts ("hfield", "tex", "mesh").
 
     Attributes:
-        frame: a digest of what an OpenGL context is built from; the parts can be uploaded to it later.
+        frame: a digest of the arrays that an OpenGL context is built from; the parts can be uploaded to it later.
         parts: a digest of each part that can be uploaded.
     """
 
     def __init__(self, model: mujoco.MjModel, like: Assets | None = None, kinds: Container[str] = ()) -> None:
-        self.parts: dict[Part, bytes] = {}
+        self.parts: dict[AssetId, bytes] = {}
         self.frame: bytes = _frame_of(model) if like is None else like.frame
         for kind, count in (("hfield", model.nhfield), ("tex", model.ntex), ("mesh", model.nmesh)):
             for part in ((kind, number) for number in range(count)):
@@ -217,7 +217,7 @@ def _flexes(model: mujoco.MjModel) -> Iterator[str]:
             yield name
 
 
-def part_of(model: mujoco.MjModel, part: Part) -> bytes:
+def part_of(model: mujoco.MjModel, part: AssetId) -> bytes:
     """Return the digest of a part as it is now."""
     kind, i = part
     if kind == "tex":
