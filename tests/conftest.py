@@ -7,8 +7,6 @@ import gc
 import itertools
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import uvloop
@@ -22,11 +20,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-# workers, and scripts that tests start, find the package and the tests whatever directory they run in
-sys.path.insert(0, str(Path(__file__).parent))
-
-from version_kit import NO_BATCH, lacks_batch, version_of  # noqa: E402
-
 from aioenv.core import dispatcher  # noqa: E402
 from aioenv.process import channel as channels  # noqa: E402
 from aioenv.process import launch  # noqa: E402
@@ -35,6 +28,7 @@ from aioenv.process.environment import worker_environment  # noqa: E402
 from aioenv.process.forkserver import AVAILABLE, ForkServer  # noqa: E402
 from aioenv.spaces import shared_layout  # noqa: E402
 from aioenv.worker import worker_context  # noqa: E402
+from tests.kits.version_kit import NO_BATCH, lacks_batch, version_of  # noqa: E402
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
 

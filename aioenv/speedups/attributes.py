@@ -1,7 +1,7 @@
 """The attributes of Python objects that C reads or sets, by class. A class checks its own when it is defined.
 
 C looks attributes up by name. Without this check, an attribute that was renamed in Python alone would show at the
-first step. `tests/speedups_header.py` writes the names into the header that C includes.
+first step. `tests/tools/speedups_header.py` writes the names into the header that C includes.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import LOOPS, run_on
-from parity.compare import assert_same
 
 import aioenv
 from aioenv.testing import leak_check
-from faults.align_kit import CancelAt, Ledger, N, Reference, as_step, same
+from tests.conftest import LOOPS, run_on
+from tests.faults.align_kit import CancelAt, Ledger, N, Reference, as_step, same
+from tests.kits.compare import assert_same
 
 SLOW_S = 0.0005
 loops = pytest.mark.parametrize("loop", LOOPS)

@@ -17,14 +17,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-from blocking_kit import step_in_two
-from parity.compare import assert_same
 
 import aioenv.sync
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
-from faults.align_kit import Ledger, N, Reference, as_step, same
-from faults.test_parent_death import bearing, kill_all
+from tests.faults.align_kit import Ledger, N, Reference, as_step, same
+from tests.faults.test_parent_death import bearing, kill_all
+from tests.kits.blocking_kit import step_in_two
+from tests.kits.compare import assert_same
 
 # Steps [1, 0]; then [0, 2], in which slot 1 says "x" and waits at the gate; then, if it lives to, [1, 1] and [0, 1].
 SCRIPT = """
