@@ -21,13 +21,10 @@ from aioenv.cli.doctor import _report_opengl
 from aioenv.cli.opengl import ProbeResult, probe_opengl
 from aioenv.cli.rounds import ContenderFailed, NotApplicable, Outcome, Workload, run_contender
 from aioenv.loops.video import TiledVideo
-from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
 from aioenv.rendering import backends
 from aioenv.rendering.images import tile
-
-OPENGL = probe_opengl("egl").renderer or probe_opengl("osmesa").renderer
-needs_opengl = pytest.mark.skipif(not OPENGL, reason="no OpenGL here")
+from tests.kits.cli_kit import OPENGL, STARTS, needs_opengl, spy_on_starts
 
 
 def seconds_of(output: str, label: str) -> float:
@@ -276,26 +273,6 @@ def test_bench_reports_what_fails_and_goes_on():
         run_contender("bare", Workload("NoSuchEnv-v0", 1, 0.01))
     rows = summarize("x", {"bare": Outcome([], "failed with status 1", True)})
     assert rows[0]["problem"] == "failed with status 1" and "env_steps_per_s" not in rows[0]
-
-
-def spy_on_starts(monkeypatch) -> list[tuple[str | None, str | None]]:
-    """Note the `start` and the `channel` of each vector env, from now on."""
-    asked = []
-
-    class Spied(aioenv.AsyncVectorEnv):
-        def __init__(self, *args, **kwargs):
-            asked.append((kwargs.get("start"), kwargs.get("channel")))
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(aioenv, "AsyncVectorEnv", Spied)
-    monkeypatch.setattr(aioenv.sync.vector_env, "AsyncVectorEnv", Spied)
-    return asked
-
-
-STARTS = [
-    (START_METHODS[0], CHANNELS[0]),
-    *(pytest.param(*pair, marks=pytest.mark.stress) for pair in zip(START_METHODS[1:], CHANNELS[1:], strict=False)),
-]
 
 
 @pytest.mark.parametrize(("start", "channel"), STARTS)

@@ -13,7 +13,7 @@ from aioenv.cli.opengl import probe_opengl
 from aioenv.cli.rounds import Workload
 from aioenv.process.launch import START_METHODS
 from benchmarks.metrics import REGISTRY
-from tests.cli.test_cli import needs_opengl
+from tests.kits.cli_kit import needs_opengl
 
 
 def run_contender(name, workload):

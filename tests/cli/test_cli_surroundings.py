@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 
 from aioenv.cli import main
-from tests.cli.test_cli import needs_opengl
+from tests.kits.cli_kit import needs_opengl
 
 
 @pytest.mark.parametrize(

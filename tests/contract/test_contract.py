@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
 from aioenv.testing import VectorEnvContract
-from tests.conftest import LOOPS
+from tests.kits.loop_kit import LOOPS
 
 
 @pytest.mark.usefixtures("way")

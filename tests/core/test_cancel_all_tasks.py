@@ -14,7 +14,7 @@ import pytest
 
 import aioenv
 from aioenv.process.launch import START_METHODS
-from tests.conftest import LOOPS
+from tests.kits.loop_kit import LOOPS
 
 ACTIONS = np.array([0, 1, 1, 0])
 SMALL = aioenv.RenderConfig(8, 8, quality="fast", workers=1)

@@ -8,16 +8,19 @@ from functools import partial
 
 import numpy as np
 import pytest
-import uvloop
 
 import aioenv
 from aioenv import speedups
 from aioenv.core import dispatcher
 from aioenv.core.dispatcher import Dispatcher
-from tests.vector_env.test_paused_slots import counters
+from aioenv.testing import FaultyEnv
+from tests.kits.loop_kit import LOOPS
 
 N, WORKERS = 6, 3
-LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def counters(n):
+    return [partial(FaultyEnv, slot=slot) for slot in range(n)]
 
 
 @pytest.fixture(params=LOOPS)

@@ -13,7 +13,7 @@ import aioenv
 from aioenv import sync
 from aioenv.core import waits
 from aioenv.core.waits import Clock, Stats
-from tests.vector_env.test_vector_env import Counter, counters, gate  # noqa: F401 (a fixture)
+from tests.kits.counter_kit import Counter, counters
 
 
 class Time:
@@ -106,7 +106,7 @@ def test_the_table():
 
 
 @pytest.mark.asyncio
-async def test_a_vector_env_tells_what_it_waited_for(time, gate):  # noqa: F811
+async def test_a_vector_env_tells_what_it_waited_for(time, gate):
     path, open_gate = gate
     async with aioenv.AsyncVectorEnv(counters(4, gate=path), num_workers=2) as envs:
         assert envs.stats().bound == "idle"
@@ -188,7 +188,7 @@ class Painter(Counter):
 
 
 @pytest.mark.asyncio
-async def test_a_vector_env_waits_for_images(time, gate):  # noqa: F811
+async def test_a_vector_env_waits_for_images(time, gate):
     path, open_gate = gate
     async with aioenv.AsyncVectorEnv([lambda: Painter(gate=path)]) as envs:
         await envs.reset()

@@ -1,4 +1,4 @@
-"""The snippets of pages that have no test of their own run, with what the text around them speaks of."""
+"""The snippets of pages run, with what the text around them speaks of, and print what the page says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import aioenv
-from tests.cli.test_cli import needs_opengl
+from aioenv.stats.sharing import can_share
+from tests.kits.cli_kit import needs_opengl
 from tests.kits.docs_kit import cell, page, snippets
 
 MODEL = f"{gym.__path__[0]}/envs/mujoco/assets/half_cheetah.xml"
@@ -128,3 +129,34 @@ async def test_rendering(tmp_path):
         await taken
         await run(recorded, envs=envs, policy=still(6))
     assert (tmp_path / "run.mp4").stat().st_size > 0
+
+
+EVALUATION = page("docs/evaluation.md")
+
+
+def test_the_examples_of_evaluation_run(capsys):
+    names = {"__name__": "__main__"}
+    for code in snippets(EVALUATION):
+        exec(code, names)
+    printed = capsys.readouterr().out
+    assert printed.startswith("101 episodes, drawn from seed=0\nepisode")
+    promised = re.findall(r"```\n([^`]+?)```", EVALUATION)
+    assert len(promised) == 2
+    for text in promised:
+        assert text in printed
+
+
+SHARING = page("docs/sharing.md")
+
+
+@pytest.mark.skipif(not can_share(), reason="no memory without a name here")
+def test_the_examples_of_sharing_run(capsys):
+    names = {"__name__": "__main__"}
+    for code in snippets(SHARING):
+        exec(code, names)
+    (table,) = re.findall(r"```\n(eval.*?)```", SHARING, re.S)
+    printed = capsys.readouterr().out
+    assert printed.startswith(table)
+    assert "[0, 4, 8]" in printed
+    assert "\n808 [" in printed  # 8 resets, 100 steps of 8
+    assert "(4,) CartPole-v1\n44 {'counts': [" in printed  # 4 resets, 10 steps of 4

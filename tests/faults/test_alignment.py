@@ -13,9 +13,9 @@ import pytest
 
 import aioenv
 from aioenv.testing import leak_check
-from tests.conftest import LOOPS, run_on
 from tests.faults.align_kit import CancelAt, Ledger, N, Reference, as_step, same
 from tests.kits.compare import assert_same
+from tests.kits.loop_kit import LOOPS, run_on
 
 SLOW_S = 0.0005
 loops = pytest.mark.parametrize("loop", LOOPS)

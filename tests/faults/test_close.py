@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 import aioenv
 from aioenv.process.launch import START_METHODS
-from tests.conftest import LOOPS, run_on
+from tests.kits.loop_kit import LOOPS, run_on
 from tests.kits.process_kit import run_alone
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from aioenv.sync import portal
 from aioenv.testing import FAULTS, MOMENTS
-from tests.conftest import LOOPS, run_on
 from tests.faults.grid import ALL, AXES, PAIRS, SAMPLE, TABLE
 from tests.faults.play import Play, without_loop
+from tests.kits.loop_kit import LOOPS, run_on
 
 
 def cells(chosen):

@@ -19,8 +19,7 @@ import aioenv
 from aioenv.ipc.decoder import LAZY_BYTES, Decoder
 from aioenv.ipc.frames import HEADER_BYTES, MAGIC, MAX_FIXED_BYTES, MAX_PAYLOAD_BYTES, VERSION, Kind
 from tests.faults.fuzz import Fuzzer
-from tests.ipc.test_frames import raw_header
-from tests.kits.wire_kit import Sent, decode_until_error, encode_all, no_more_memory_than, plain, readers
+from tests.kits.wire_kit import Sent, decode_until_error, encode_all, no_more_memory_than, plain, raw_header, readers
 
 # What the fuzzer itself keeps, and what a case of a few hundred bytes may take.
 FUZZ_BYTES = 4 << 20

@@ -15,11 +15,11 @@ import logging
 import pytest
 
 from aioenv.sync import portal, stepping
-from tests.conftest import LOOPS
 from tests.fuzz.fuzz_chaos import Chaos
 from tests.fuzz.fuzz_images import WAYS, Pictures
 from tests.fuzz.fuzz_kit import Driver
 from tests.fuzz.fuzz_pool import Pools
+from tests.kits.loop_kit import LOOPS
 
 KINDS = ["workers", "solo", "vectors", "sync"]
 OPERATIONS = 40

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -32,6 +30,7 @@ from tests.kits.wire_kit import (
     one_byte,
     places,
     plain,
+    raw_header,
     readers,
     sent_frame,
     sizes,
@@ -348,12 +347,6 @@ def test_the_caller_may_use_its_chunk_again():
 
 
 # ---------------------------------------------------------------- limits
-
-
-def raw_header(magic=frames.MAGIC, version=frames.VERSION, kind=int(Kind.STEP), fixed=0, tail=0) -> bytes:
-    """A header with a good CRC, whatever it says. Written from the table in the module's docstring."""
-    head = struct.pack("<2sBBIIIII", magic, version, kind, 1, 0, fixed, tail, 0)
-    return head + struct.pack("<I", zlib.crc32(head))
 
 
 @pytest.mark.parametrize(

@@ -40,3 +40,10 @@ def _equal(got: np.ndarray, expected: np.ndarray) -> bool:
         return False
     nan = np.isnan(expected)
     return bool((np.isnan(got) == nan).all()) and got[~nan].tobytes() == expected[~nan].tobytes()
+
+
+def same_observations(one: Any, other: Any) -> bool:
+    """Whether two batches of observations, arrays or dicts of them, are equal."""
+    if isinstance(other, dict):
+        return list(one) == list(other) and all(same_observations(one[key], other[key]) for key in other)
+    return np.array_equal(one, other)

@@ -6,13 +6,15 @@ import asyncio
 import os
 import signal
 import threading
+from functools import partial
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import aioenv
@@ -195,3 +197,49 @@ def policy(obs):
 
 def outcomes(evaluation):
     return [(e.number, e.seed, e.total_reward, e.length, e.terminated, e.info) for e in evaluation.episodes]
+
+
+TASK = "InvertedPendulum-v5"
+STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+class Pendulums(SyncVectorEnv):
+    """Gymnasium's, as one vector env that tells the states of its physics."""
+
+    def __init__(self, num_envs):
+        super().__init__([partial(gym.make, TASK)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self.model = self.envs[0].unwrapped.model
+        self.default_camera_config = self.envs[0].unwrapped.mujoco_renderer.default_cam_config
+
+    def physics_states(self, slots=None, out=None):
+        bases = [self.envs[slot].unwrapped for slot in (range(self.num_envs) if slots is None else slots)]
+        states = np.empty((len(bases), mujoco.mj_stateSize(self.model, STATE)))
+        for base, row in zip(bases, states, strict=True):
+            mujoco.mj_getState(base.model, base.data, row, STATE)
+        return states
+
+
+class Hindered(Pendulums):
+    def step(self, actions):
+        if actions[0] > 1:
+            raise ValueError("as it was told")
+        return super().step(actions)
+
+
+XML = """<mujoco><worldbody><body><joint name="j" axis="0 1 0"/><geom size=".1"/></body></worldbody>
+<actuator><motor joint="j" ctrlrange="-1 1"/></actuator></mujoco>"""
+
+
+class Good(aioenv.NativeMujocoEnv):
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, XML, 2, max_episode_steps=2, **kwargs)
+        self.set_observation_size(2)
+
+    def draw_start(self, slots):
+        return np.zeros((len(slots), 1)), self.uniform(slots, -1, 1, 1)
+
+    def observe(self, slots):
+        return np.concatenate((self.qpos[slots], self.qvel[slots]), axis=1)
+
+    def outcome(self, actions, obs):
+        return obs[:, 0].copy(), np.arange(self.num_envs) == 0, {"speed": obs[:, 1].copy()}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 
 def environment() -> dict[str, str]:
@@ -33,3 +36,19 @@ def run_alone(
     )
     assert done.returncode == returncode, done.stderr
     return done
+
+
+def processes_with(mark: str) -> set[int]:
+    """The processes that have this among their environment variables, zombies aside."""
+    found = set()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is none of our business
+            if mark.encode() in environ.read_bytes():
+                found.add(int(environ.parent.name))
+    return found
+
+
+def kill_all(mark: str) -> None:
+    for pid in processes_with(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import accumulate, cycle
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from aioenv.errors import WireError
+from aioenv.ipc import frames
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import HEADER_BYTES, Encoder, Frame, Header, Kind
 
@@ -227,3 +230,9 @@ def no_more_memory_than(limit: int) -> Iterator[None]:
     finally:
         tracemalloc.stop()
     assert used <= limit, f"{used} bytes, at most {limit} expected"
+
+
+def raw_header(magic=frames.MAGIC, version=frames.VERSION, kind=int(Kind.STEP), fixed=0, tail=0) -> bytes:
+    """A header with a good CRC, whatever it says. Written from the table in the module's docstring."""
+    head = struct.pack("<2sBBIIIII", magic, version, kind, 1, 0, fixed, tail, 0)
+    return head + struct.pack("<I", zlib.crc32(head))

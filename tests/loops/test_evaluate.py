@@ -18,7 +18,7 @@ import aioenv
 from aioenv.loops.evaluate import counted
 from aioenv.rollout.numbered_episodes import Episode
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
-from tests.conftest import run_on
+from tests.kits.loop_kit import run_on
 
 
 class Walk(gym.Env):

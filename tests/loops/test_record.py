@@ -20,20 +20,11 @@ from aioenv.cli import main
 from aioenv.loops.video import TiledVideo, fps_of
 from aioenv.rendering.images import parse_grid, tile
 from aioenv.requirements import has_batch
+from tests.kits.mocap_kit import MocapEnv
 from tests.kits.process_kit import environment
-from tests.rendering.test_rendering import MocapEnv
+from tests.kits.video_kit import pictures
 
 SMALL = aioenv.RenderConfig(32, 24, quality="fast")
-
-
-def pictures(path, height, width):
-    """The pictures of a video, as ffmpeg decodes them."""
-    import imageio_ffmpeg
-
-    exe = imageio_ffmpeg.get_ffmpeg_exe()
-    command = [exe, "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    raw = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
-    return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3)
 
 
 def test_the_command(tmp_path, capfd, monkeypatch):

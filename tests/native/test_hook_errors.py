@@ -12,24 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from tests.kits.compare import assert_same
-
-XML = """<mujoco><worldbody><body><joint name="j" axis="0 1 0"/><geom size=".1"/></body></worldbody>
-<actuator><motor joint="j" ctrlrange="-1 1"/></actuator></mujoco>"""
-
-
-class Good(aioenv.NativeMujocoEnv):
-    def __init__(self, num_envs, **kwargs):
-        super().__init__(num_envs, XML, 2, max_episode_steps=2, **kwargs)
-        self.set_observation_size(2)
-
-    def draw_start(self, slots):
-        return np.zeros((len(slots), 1)), self.uniform(slots, -1, 1, 1)
-
-    def observe(self, slots):
-        return np.concatenate((self.qpos[slots], self.qvel[slots]), axis=1)
-
-    def outcome(self, actions, obs):
-        return obs[:, 0].copy(), np.arange(self.num_envs) == 0, {"speed": obs[:, 1].copy()}
+from tests.kits.native_kit import XML, Good
 
 
 def whole(value):

@@ -21,7 +21,7 @@ from aioenv.native.thread_pool import ThreadPool
 from aioenv.worker.making import make_registered
 from tests.kits.compare import assert_same
 from tests.kits.mujoco_kit import both
-from tests.native.test_hook_errors import Good
+from tests.kits.native_kit import Good
 
 
 def test_ctrl_c_while_another_thread_is_at_work():

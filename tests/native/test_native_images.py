@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
-import gymnasium as gym
-import mujoco
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
 from aioenv import sync
-from tests.kits.native_kit import Batch
-from tests.loops.test_record import pictures
+from tests.kits.native_kit import TASK, Batch, Hindered, Pendulums
+from tests.kits.video_kit import pictures
 
 pytestmark = pytest.mark.asyncio
 
-TASK = "InvertedPendulum-v5"
 SMALL = aioenv.RenderConfig(32, 24, quality="fast", workers=2)
 PLACES = [{}, {"run_in": "inline"}, {"num_workers": 2}]
-STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-
-
-class Pendulums(SyncVectorEnv):
-    """Gymnasium's, as one vector env that tells the states of its physics."""
-
-    def __init__(self, num_envs):
-        super().__init__([partial(gym.make, TASK)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
-        self.model = self.envs[0].unwrapped.model
-        self.default_camera_config = self.envs[0].unwrapped.mujoco_renderer.default_cam_config
-
-    def physics_states(self, slots=None, out=None):
-        bases = [self.envs[slot].unwrapped for slot in (range(self.num_envs) if slots is None else slots)]
-        states = np.empty((len(bases), mujoco.mj_stateSize(self.model, STATE)))
-        for base, row in zip(bases, states, strict=True):
-            mujoco.mj_getState(base.model, base.data, row, STATE)
-        return states
 
 
 def actions(n, steps):
@@ -92,13 +70,6 @@ async def test_images_of_what_was_received(where):
             assert (await each.recv(2)).slots.tolist() == [1, 2]
         images = await envs.render()
         assert images.tobytes() == (await singles.render()).tobytes() != first.tobytes()
-
-
-class Hindered(Pendulums):
-    def step(self, actions):
-        if actions[0] > 1:
-            raise ValueError("as it was told")
-        return super().step(actions)
 
 
 @pytest.mark.parametrize("where", [{"run_in": "inline"}, {"num_workers": 1}], ids=str)

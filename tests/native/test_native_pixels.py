@@ -15,8 +15,8 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv import sync
 from aioenv.rendering.step_pool import StepRenderPool
-from tests.native.test_native_images import Hindered, Pendulums
-from tests.rendering.test_pixels import same
+from tests.kits.compare import same_observations
+from tests.kits.native_kit import Hindered, Pendulums
 
 TASK = "HalfCheetah-v5"
 FAST = aioenv.RenderConfig(24, 20, quality="fast", workers=2)
@@ -83,19 +83,19 @@ async def test_observations_are_those_of_workers_that_draw(task, mode, config, p
         async with make(backend="native", pixels=config, **where) as envs:
             assert (envs.single_observation_space, envs.observation_space) == spaces
             expected = iter(run)
-            assert same((await envs.reset(seed=[5, 6, 9])).obs, next(expected))
+            assert same_observations((await envs.reset(seed=[5, 6, 9])).obs, next(expected))
             for action in actions:
                 result = await envs.step(action)
                 obs, finals = everything(result)
                 expected_obs, expected_finals = next(expected)
-                assert same(obs, expected_obs) and obs in envs.observation_space
-                assert same(finals, expected_finals)
+                assert same_observations(obs, expected_obs) and obs in envs.observation_space
+                assert same_observations(finals, expected_finals)
                 if mode is AutoresetMode.DISABLED and result.truncated.any():
                     mask = np.array([True, False, True])
                     again = await envs.reset(seed=11, options={"reset_mask": mask})
-                    assert same(again.obs, next(expected))
+                    assert same_observations(again.obs, next(expected))
                     again = await envs.reset(seed=7, options={"reset_mask": ~mask})
-                    assert same(again.obs, next(expected))
+                    assert same_observations(again.obs, next(expected))
             assert not list(expected)
 
 
@@ -113,7 +113,7 @@ async def test_wherever_an_observation_goes(where):
         assert len(np.unique(run[1]["pixels"][0])) > 20 and not np.array_equal(run[1]["pixels"], run[2]["pixels"])
         kept = [{key: array.copy() for key, array in obs.items()} for obs in run]
         envs.send_reset(seed=0)
-        assert same((await envs.recv(4)).obs, run[0])
+        assert same_observations((await envs.recv(4)).obs, run[0])
         states = await envs.get_state()
         envs.send(actions[0])
         # one half, then the other
@@ -136,8 +136,8 @@ async def test_wherever_an_observation_goes(where):
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
             await step
-        assert same((await envs.recv(4)).obs, run[1])
-        assert same((await envs.step(actions[1])).obs, run[2])
+        assert same_observations((await envs.recv(4)).obs, run[1])
+        assert same_observations((await envs.step(actions[1])).obs, run[2])
         # some by themselves, while another is paused
         await envs.reset(seed=0)
         envs.pause([2])
@@ -148,12 +148,12 @@ async def test_wherever_an_observation_goes(where):
             assert np.array_equal(obs[key][moved], run[1][key][moved])
             assert np.array_equal(obs[key][2], run[0][key][2])
         alone, *_ = await envs.step_at(1, actions[1][1])
-        assert same(alone, {key: array[1] for key, array in run[2].items()})
+        assert same_observations(alone, {key: array[1] for key, array in run[2].items()})
         obs, _ = await envs.reset(seed=0, options={"reset_mask": np.array([True, False, False, False])})
         assert np.array_equal(obs["pixels"], np.stack([run[i]["pixels"][s] for s, i in enumerate((0, 2, 0, 1))]))
         envs.resume_all()
         # nobody writes to what was handed out
-        assert all(map(same, run, kept))
+        assert all(map(same_observations, run, kept))
         if where:
             await envs.reset(seed=0)
             rollout = await envs.rollout(lambda obs, slots: actions[0][slots], 1, groups=2)
@@ -221,7 +221,7 @@ async def test_a_worker_that_is_started_again(mode):
             told = {key: array[slot] for key, array in lost.obs.items()}
             if mode == "SameStep":
                 told = lost.info["final_obs"][slot]
-            assert same(told, {key: array[slot] for key, array in last.obs.items()})
+            assert same_observations(told, {key: array[slot] for key, array in last.obs.items()})
         after = await envs.step(actions[2])
         assert after.obs["pixels"].any(axis=(1, 2, 3)).all() and not after.truncated.any()
 
@@ -244,7 +244,7 @@ async def test_a_worker_whose_slots_go_on():
             runs.append([everything(result) for result in run])
         assert [len(finals) for _, finals in runs[0]] == [0, 0, 2, 0]
         for (obs, finals), (again, final_again) in zip(*runs, strict=True):
-            assert same(obs, again) and same(finals, final_again)
+            assert same_observations(obs, again) and same_observations(finals, final_again)
 
 
 class ByKey(gym.vector.VectorObservationWrapper):
@@ -272,7 +272,7 @@ async def test_vector_envs_of_your_own(where):
         assert moved in envs.observation_space and not np.array_equal(obs["pixels"], moved["pixels"])
         with pytest.raises(aioenv.EnvError, match="as it was told"):
             await envs.step(np.full((2, 1), 2, np.float32))
-        assert same((await envs.reset(seed=1)).obs, obs)
+        assert same_observations((await envs.reset(seed=1)).obs, obs)
 
 
 class Ends(Pendulums):

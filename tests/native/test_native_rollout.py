@@ -13,8 +13,7 @@ import aioenv
 from aioenv import sync
 from tests.kits.compare import assert_same
 from tests.kits.native_kit import Batch, Gate, Walk, fail, here
-from tests.kits.rollout_kit import after_cancellations
-from tests.rollout.test_rollout import FIELDS, assert_equal, balance, plain
+from tests.kits.rollout_kit import FIELDS, after_cancellations, assert_equal, balance, plain
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("fork_server")]
 

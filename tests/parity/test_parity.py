@@ -18,8 +18,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import aioenv
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
-from tests.conftest import LOOPS, run_on
 from tests.kits.compare import assert_same
+from tests.kits.loop_kit import LOOPS, run_on
 from tests.kits.zoo import SPACES, Sampler
 
 STEPS = 300

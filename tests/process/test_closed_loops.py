@@ -18,7 +18,7 @@ import aioenv
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS, LaunchResources, launch
 from aioenv.testing import leak_check
-from tests.conftest import LOOPS
+from tests.kits.loop_kit import LOOPS
 
 
 def turn(loop):

@@ -1,7 +1,8 @@
-"""A vector env that is started with ever more descriptors, until they suffice: each time before it is told so."""
+"""Launches that are cancelled, or that have too few descriptors: an error that says so, and nothing is left."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import resource
@@ -10,11 +11,9 @@ import pytest
 
 import aioenv
 from aioenv.process.channel import CHANNELS
-from aioenv.process.launch import START_METHODS
+from aioenv.process.launch import START_METHODS, launch
 from aioenv.testing import leak_check
-from tests.conftest import LOOPS, run_on
-
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="looks for free descriptors")
+from tests.kits.loop_kit import LOOPS, run_on
 
 
 def limit_for(count):
@@ -23,10 +22,11 @@ def limit_for(count):
     return next(fd for number, fd in enumerate(free) if number == count)
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="looks for free descriptors")
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("start", START_METHODS)
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_any_number_of_them(channel, start, loop):
+def test_any_number_of_free_descriptors(channel, start, loop):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def make():
@@ -62,3 +62,30 @@ def test_any_number_of_them(channel, start, loop):
         assert run_on(loop, main()) > 8
     finally:
         gc.enable()
+
+
+async def cancelled_launch(start: str, channel: str, turns: int) -> bool:
+    """Start one, and cancel it after so many turns of the loop and in the next one; False if it had started."""
+    task = asyncio.ensure_future(launch(start, channel, dict(os.environ), ()))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    try:
+        process = await task
+    except asyncio.CancelledError:
+        return True
+    process.abandon()
+    await process.reap()
+    await process.release()
+    return False
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("start", START_METHODS)
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_a_launch_cancelled_twice_in_any_turn_of_the_loop(start, channel, loop):
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        found = [runner.run(cancelled_launch(start, channel, turns)) for turns in range(8)]
+    assert any(found)

@@ -18,7 +18,7 @@ from aioenv.process.launch import START_METHODS
 from aioenv.process.output import LAST_LINES, MAX_LINE_CHARS, OutputLog
 from aioenv.process.process import Output
 from aioenv.testing import FaultyEnv
-from tests.conftest import run_on
+from tests.kits.loop_kit import run_on
 
 
 class SlowLog(logging.Handler):

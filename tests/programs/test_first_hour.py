@@ -18,7 +18,7 @@ import aioenv
 from aioenv import sync
 from aioenv.cli import main
 from aioenv.process import child, forkserver
-from tests.conftest import LOOPS, run_on
+from tests.kits.loop_kit import LOOPS, run_on
 
 PROGRAM = """
 import aioenv, sys

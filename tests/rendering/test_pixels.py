@@ -17,8 +17,9 @@ from gymnasium.wrappers import __all__ as _wrappers
 
 import aioenv
 from aioenv import sync
+from tests.kits.compare import same_observations
+from tests.kits.mocap_kit import MocapEnv
 from tests.kits.process_kit import environment, run_alone
-from tests.rendering.test_rendering import MocapEnv
 
 assert "AddRenderObservation" in _wrappers
 FAST = aioenv.RenderConfig(24, 20, quality="fast")
@@ -112,21 +113,15 @@ async def test_envs_that_draw_themselves_are_as_with_gymnasiums_wrapper(mode, wr
         assert envs.single_observation_space == theirs.single_observation_space
         expected, _ = theirs.reset(seed=3)
         obs, _ = await envs.reset(seed=3)
-        assert same(obs, expected)
+        assert same_observations(obs, expected)
         for action in actions_of(envs, 7 if mode is not AutoresetMode.DISABLED else 5):
             expected = theirs.step(action)
             result = await envs.step(action)
-            assert all(map(same, result[:4], expected[:4]))
+            assert all(map(same_observations, result[:4], expected[:4]))
             assert ("final_obs" in result.info) == ("final_obs" in expected[4])
             if "final_obs" in expected[4]:
-                assert all(map(same, result.info["final_obs"], expected[4]["final_obs"]))
+                assert all(map(same_observations, result.info["final_obs"], expected[4]["final_obs"]))
     theirs.close()
-
-
-def same(one, other):
-    if isinstance(other, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in other)
-    return np.array_equal(one, other)
 
 
 @pytest.mark.asyncio

@@ -16,8 +16,8 @@ from aioenv.rendering.arguments import parse_out, parse_states
 from aioenv.rendering.cameras import find_camera
 from aioenv.requirements import has_batch
 from tests.kits.process_kit import environment, run_alone
+from tests.kits.render_pool_kit import PLAIN, SMALL, pool_of, some_states
 from tests.rendering.edits_kit import export, truth
-from tests.rendering.test_render_pool import PLAIN, SMALL, pool_of, some_states
 
 
 @pytest.mark.parametrize(

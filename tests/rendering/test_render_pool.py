@@ -20,8 +20,8 @@ import aioenv
 from aioenv.cli.opengl import probe_opengl
 from aioenv.rendering.config import parse_devices
 from benchmarks.loop_time import CallbackClock
+from tests.kits.mocap_kit import MOCAP
 from tests.kits.render_pool_kit import ASSETS, PLAIN, SMALL, differ, pool_of, some_states
-from tests.rendering.test_rendering import MOCAP
 
 
 @pytest.mark.asyncio

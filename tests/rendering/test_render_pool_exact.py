@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aioenv
+from tests.kits.mocap_kit import MOCAP
 from tests.kits.process_kit import environment, run_alone
 from tests.kits.render_pool_kit import ASSETS, differ
-from tests.rendering.test_rendering import MOCAP
 
 # In a process of its own, as the two OpenGL backends can't live in one: what mujoco.Renderer draws.
 REFERENCE = """

@@ -21,8 +21,8 @@ from aioenv import sync
 from aioenv.core.slots import SlotState
 from aioenv.ipc import memory
 from aioenv.rendering.step_pool import StepRenderPool
+from tests.kits.mocap_kit import STATE, MocapEnv, make
 from tests.kits.render_pool_kit import ASSETS, differ
-from tests.rendering.test_rendering import STATE, MocapEnv, make
 
 N = 3
 CONFIG = aioenv.RenderConfig(32, 24, quality="fast", workers=1, max_in_flight=1)

@@ -15,58 +15,16 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from tests.kits.compare import assert_same
-from tests.kits.rollout_kit import after_cancellations
+from tests.kits.counter_kit import Counter, counters
+from tests.kits.rollout_kit import EVERY_CASE, FIELDS, after_cancellations, assert_equal, balance, plain
 from tests.kits.zoo import Sampler
-from tests.vector_env.test_vector_env import Counter, counters, gate  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.asyncio
-
-FIELDS = ("obs", "actions", "reward", "terminated", "truncated", "valid", "last_obs")
-
-
-def balance(obs: Any) -> Any:
-    """For CartPole; row by row, and exact."""
-    return (obs[:, 2] + obs[:, 3] > 0).astype(np.int64)
 
 
 def push(obs: Any) -> Any:
     """For InvertedPendulum: falls over after a while."""
     return (obs[:, 1:2] * 2 + 0.25).astype(np.float32)
-
-
-async def plain(envs: aioenv.AsyncVectorEnv, policy: Any, steps: int, obs: Any) -> dict[str, Any]:
-    """What `rollout` does, in the way that one would write it with `reset` and `step`; nothing is due at the start."""
-    rows: list[tuple[Any, ...]] = []
-    infos = []
-    ended = np.zeros(envs.num_envs, bool)
-    for _ in range(steps):
-        valid = np.ones_like(ended)
-        if envs.autoreset_mode is AutoresetMode.NEXT_STEP:
-            valid = ~ended
-        elif envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
-            obs, _ = await envs.reset(options={"reset_mask": ended})
-        actions = policy(obs)
-        following, reward, terminated, truncated, info = await envs.step(actions)
-        rows.append((obs, actions, reward, terminated, truncated, valid))
-        infos.append(info)
-        obs, ended = following, terminated | truncated
-        if envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
-            info["final_obs"] = np.full(envs.num_envs, None, object)
-            for slot in np.flatnonzero(ended):
-                info["final_obs"][slot] = obs[slot]
-            info["_final_obs"] = ended
-    return {**dict(zip(FIELDS, map(np.stack, zip(*rows, strict=True)), strict=False)), "last_obs": obs, "infos": infos}
-
-
-def assert_equal(got: aioenv.Rollout, expected: Any) -> None:
-    """Bit for bit."""
-    for name in FIELDS:
-        mine = getattr(got, name)
-        theirs = expected[name] if isinstance(expected, dict) else getattr(expected, name)
-        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape, name
-        assert mine.tobytes() == theirs.tobytes(), name
-    infos = expected["infos"] if isinstance(expected, dict) else expected.infos
-    assert_same(list(got.infos), list(infos))
 
 
 async def compare_with_a_plain_loop(env, policy, cases, **options):
@@ -79,9 +37,6 @@ async def compare_with_a_plain_loop(env, policy, cases, **options):
                 for groups in (1, 2, 4):
                     await envs.reset(seed=5)
                     assert_equal(await envs.rollout(policy, 40, groups), expected)
-
-
-EVERY_CASE = list(itertools.product(AutoresetMode, (1, 2, 3)))
 
 
 async def test_the_same_trajectories_as_a_plain_loop():
@@ -315,7 +270,7 @@ async def spans(num_envs, workers, groups, made):
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("num_workers", "split"), [(1, "slots"), (2, "workers")])
-async def test_one_group_steps_while_the_others_policy_runs(gate, num_workers, split):  # noqa: F811
+async def test_one_group_steps_while_the_others_policy_runs(gate, num_workers, split):
     """Group 1's envs don't return before group 0's policy has been asked for its second step: in lock-step, never."""
     path, open_gate = gate
     async with aioenv.AsyncVectorEnv(counters(4, gate=path), num_workers=num_workers) as envs:
@@ -437,7 +392,7 @@ async def lose_episodes(mode):
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout", "raise"])
-async def test_nothing_is_mixed_up_after_the_end_before_time(gate, how):  # noqa: F811
+async def test_nothing_is_mixed_up_after_the_end_before_time(gate, how):
     """Slot 5, of group 1, waits in its third step, and group 0 has its fourth in flight."""
     path, open_gate = gate
     async with aioenv.AsyncVectorEnv(counters(6, gate=path, length=50), num_workers=2) as envs:

@@ -14,9 +14,9 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv import sync
 from tests.kits.compare import assert_same
+from tests.kits.counter_kit import Counter, counters
+from tests.kits.rollout_kit import EVERY_CASE, assert_equal, balance
 from tests.kits.zoo import Sampler
-from tests.rollout.test_rollout import EVERY_CASE, assert_equal, balance
-from tests.vector_env.test_vector_env import Counter, counters, gate  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.asyncio
 
@@ -195,7 +195,7 @@ async def test_whatever_is_asked_between_two_rollouts_is_seen():
             assert (await envs.rollout(still, 1)).obs[0, :, 1].tolist() == expected
 
 
-async def test_what_others_ask_amid_the_last_step_is_seen(gate):  # noqa: F811
+async def test_what_others_ask_amid_the_last_step_is_seen(gate):
     path, open_gate = gate
     async with aioenv.AsyncVectorEnv(counters(4, length=50, gate=path), num_workers=2) as envs:
         await envs.reset(seed=0)

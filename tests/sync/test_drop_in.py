@@ -23,11 +23,8 @@ import aioenv
 from aioenv.platform import usable_cpus
 from aioenv.process.launch import START_METHODS
 from aioenv.sync import AsyncVectorEnv
+from tests.kits.counter_kit import Counter, counters
 from tests.kits.process_kit import run_alone
-from tests.vector_env import test_vector_env
-from tests.vector_env.test_vector_env import Counter, counters
-
-gate = test_vector_env.gate
 
 
 class Faulty(gym.Env):

@@ -18,8 +18,8 @@ import aioenv
 from aioenv import sync
 from aioenv.sync.portal import Portal
 from aioenv.testing import FaultyEnv
+from tests.kits.counter_kit import Counter
 from tests.kits.process_kit import run_alone
-from tests.vector_env.test_vector_env import Counter
 
 
 def test_the_same_results_as_gymnasium():

@@ -10,7 +10,7 @@ import pytest
 
 import aioenv
 from aioenv import sync
-from tests.vector_env.test_vector_env import Counter, counters
+from tests.kits.counter_kit import Counter, counters
 
 
 def balance(obs):

@@ -1,8 +1,9 @@
-"""What envs raise when they are closed, and those that take long for it: nobody is held up, and it is told."""
+"""`close()` where an env, or ours, raises or takes long: every process and thread ends, and the error is told."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import gymnasium as gym
@@ -12,6 +13,9 @@ from gymnasium.vector.utils import batch_space
 
 import aioenv
 from aioenv.process.launch import START_METHODS
+from aioenv.rendering.queue import RenderQueue
+from aioenv.rendering.step_images import StepImages
+from tests.kits.render_pool_kit import SMALL, pool_of, some_states
 
 pytestmark = pytest.mark.asyncio
 
@@ -132,3 +136,41 @@ async def test_who_gives_envs_no_time_to_close_is_told_nothing(fifo, caplog):
         await envs.reset()
         await envs.close(grace_s=0)
     assert caplog.records == []
+
+
+CONFIG = aioenv.RenderConfig(24, 18, quality="fast", workers=1)
+
+
+def fails(*args):
+    raise ZeroDivisionError("by a bug of ours")
+
+
+def ended(pids) -> bool:
+    """Whether there are no such processes any more."""
+    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+@pytest.mark.parametrize("where", [{"num_workers": 1}, {"backend": "native"}])
+async def test_a_vector_env_is_closed_although_a_part_of_it_fails(where, monkeypatch):
+    envs = await aioenv.make_vec("InvertedPendulum-v5", 2, render=CONFIG, **where)
+    await envs.reset(seed=0)
+    pids = [worker.pid for worker in envs.workers] + [pid for pool in envs._session.pools for pid in pool.pids]
+    thread = getattr(envs._session, "_thread", None)
+    monkeypatch.setattr(StepImages, "fail_all", fails)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            await envs.close()
+    assert pids and ended(pids)
+    assert thread is None or thread.ended
+    with pytest.raises(aioenv.ClosedError):
+        await envs.step(np.zeros((2, 1), np.float32))
+
+
+async def test_a_pool_is_closed_although_a_part_of_it_fails(monkeypatch):
+    pool = await pool_of()
+    await pool.render(some_states(pool, 2), **SMALL)
+    pids = pool.pids
+    monkeypatch.setattr(RenderQueue, "close", fails)
+    with pytest.raises(ZeroDivisionError):
+        await pool.close()
+    assert ended(pids)

@@ -19,7 +19,7 @@ import pytest
 import aioenv
 from aioenv.testing import VectorEnvContract
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
-from tests.conftest import run_on
+from tests.kits.loop_kit import run_on
 from tests.kits.process_kit import run_alone
 
 

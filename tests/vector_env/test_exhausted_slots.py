@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import aioenv
-from tests.conftest import run_on
+from tests.kits.loop_kit import run_on
 
 MODES = list(AutoresetMode)
 

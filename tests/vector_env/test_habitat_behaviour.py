@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv.process.launch import START_METHODS
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
-from tests.conftest import run_on
+from tests.kits.loop_kit import run_on
 
 
 class Task(gym.Env):
