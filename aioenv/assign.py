@@ -73,12 +73,12 @@ class WorkerPlan(NamedTuple):
 
     @property
     def num_envs(self) -> int:
-        """How many slots there are: no more than episodes."""
+        """The number of slots: no more than episodes."""
         return len(self.slots)
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return len(self.worker_env)
 
     @property
@@ -124,8 +124,8 @@ def plan_workers(
         mode: "train" draws ranks and seeds; "eval" counts them from 0.
         episodes: dealt to the slots round robin, in order: slot i gets `episodes[i::n]`. Each goes to one slot, once.
         scene: returns the scene of an episode. Then scenes are dealt to the slots instead, in the order of their first
-            episodes, so that as few envs as possible load each scene, and a slot runs the episodes of one scene one
-            after the other. With fewer scenes than slots, slots of the same scene share its episodes round robin.
+            episodes. So as few envs as possible load each scene, and a slot runs all episodes of one scene before those
+            of the next. With fewer scenes than slots, slots of the same scene share its episodes round robin.
         scenes: in place of episodes: slot i gets `scenes[i::n]`; with fewer scenes than slots, one scene each, in turn.
         num_workers: how many processes hold the slots, in equal shares; by default one for each slot.
         displays: X displays for the workers in turn: ":0,1", [0, 1], ["host:0.1"] …

@@ -49,7 +49,7 @@ class EnvCreator:
 
     Args:
         factory: a function that makes an env (a lambda or a closure will do), an id of Gymnasium's registry, an
-            `EnvSpec`, or another creator, whose arguments these are added to or replace.
+            `EnvSpec`, or another creator. To the arguments of that creator these are added, or replace them.
         *args: passed to it.
         share: whether statistics and counters are shared; None: as the other creator has it, if one is given, else
             True. With False each env gets statistics and counters of its own, in the state that the shared ones are in

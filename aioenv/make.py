@@ -82,12 +82,12 @@ def make_vec(
         env: an id of Gymnasium's registry, an `EnvSpec` (also that of a vector env), a function that makes an env, or
             an `EnvCreator`, of which each slot gets its own variant.
         num_envs: how many copies. None: as many as the vector env had if this is the spec of one, else one.
-        backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version: ours,
-            for Gymnasium's MuJoCo tasks (v5), with the same results; else the one that Gymnasium has registered as its
-            `vector_entry_point`; or, as `env`, a function that is called with `num_envs` and makes a
-            `gymnasium.vector.VectorEnv`. It lives in this process, or is split over `num_workers` processes (see
-            `NativeVectorEnv`). Unless it is a `NativeMujocoEnv`, it keeps its own seeding and, unless it takes an
-            argument `autoreset_mode`, its own mode.
+        backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version. For
+            Gymnasium's MuJoCo tasks (v5) that is ours, with the same results; for others it is the one that Gymnasium
+            has registered as `vector_entry_point`. Here `env` may also be a function that is called with `num_envs` and
+            makes a `gymnasium.vector.VectorEnv`. The vector env lives in this process, or is split over `num_workers`
+            processes (see `NativeVectorEnv`). Unless it is a `NativeMujocoEnv`, it keeps its own seeding and, unless it
+            takes an argument `autoreset_mode`, its own mode.
         wrappers: applied to each env in the worker, the first one innermost.
         **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` or `pixels` given, an id or a spec
             gets `render_mode="rgb_array"` unless this has another one.
@@ -98,8 +98,8 @@ def make_vec(
         A vector env that is not started yet: use `async with`, or await it.
 
     Raises:
-        ValueError: if `num_envs` is not positive, or an argument is not one of its values; if `backend` is "native" and
-            the env has no vectorized version, or an argument is for single envs.
+        ValueError: if `num_envs` is not positive, or an argument is not one of its values. With backend="native" also
+            if the env has no vectorized version, or an argument is for single envs.
         gymnasium.error.Error: if the id is malformed or not registered.
         TypeError: if `env` or `wrappers` has a wrong type, or an argument is one of `gymnasium.make_vec` alone.
         ArgumentError: if an argument looks like a misspelled one of these, and the env has no such parameter.

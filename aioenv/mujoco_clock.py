@@ -1,6 +1,6 @@
 """Stop the clock of MuJoCo's profiler (`MjData.timer`), which reads it before and after each phase of a step.
 
-That can take a quarter of the step. MuJoCo's bindings install a clock of their own when they are imported.
+The clock can take a quarter of the step. MuJoCo's bindings install a clock of their own when they are imported.
 """
 
 from __future__ import annotations

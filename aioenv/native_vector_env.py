@@ -54,7 +54,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             obs, info = await envs.reset(seed=0)
             obs, reward, terminated, truncated, info = await envs.step(actions)
 
-    The vector env decides how episodes are reset (`metadata["autoreset_mode"]`), and what a seed does to each slot: the
+    The vector env decides how episodes are reset (`metadata["autoreset_mode"]`), and how a seed affects each slot. The
     seed (an int, or a list of one a slot) and options of `reset` are passed on as they are. (Over workers an int seeds
     each share with `seed` plus its first slot.) Infos are returned as the env gives them, rewards as float64, flags as
     bool.
@@ -215,7 +215,7 @@ class NativeVectorEnv(AsyncVectorEnv):
 
     @property
     def runs(self) -> str:
-        """Where the next step will run: "inline" (on the loop), "thread" or "workers"."""
+        """The place where the next step will run: "inline" (on the loop), "thread" or "workers"."""
         if self._inprocess is None:
             return "workers" if self._config.num_workers else self._run_in
         return "inline" if self._backend is not None and self._inprocess.steps_inline else "thread"

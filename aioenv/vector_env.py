@@ -88,19 +88,19 @@ class AsyncVectorEnv(Traced, AsyncResource):
     no `if __name__ == "__main__"` guard is needed.
 
     Args:
-        env_fns: a factory for each slot, in the order of slots. Of an `EnvCreator` each slot gets its own variant.
+        env_fns: a factory for each slot, in the order of slots. Each slot gets its own variant of an `EnvCreator`.
         num_workers: the number of processes; slots are spread over them evenly. Default: the number of CPUs that this
             process may use, at most one worker a slot.
-        start: how processes are started: "forkserver" (forked from a process that has imported the modules that they
-            need), "spawn" (a new interpreter each), or None for "forkserver" where the platform has it.
+        start: how processes are started. "forkserver": forked from a process that has imported the modules that they
+            need. "spawn": a new interpreter each. None: "forkserver" where the platform has it, else "spawn".
         channel: the transport of frames: "scatter" (a socket, read straight into the batch), "streams" (pipes under
             asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
-        transport: the transport of arrays: "frames" (through the channel), "shared" (anonymous memory that all workers
-            map), or "auto": large arrays, and those that render workers draw, in shared memory, others in frames.
+        transport: the transport of arrays. "frames": through the channel. "shared": in anonymous memory that all
+            workers map. "auto": large arrays, and those that render workers draw, in shared memory, others in frames.
         preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
             once for all workers.
         copy: whether results are arrays of your own. Their memory is used again once you have released them and every
-            view of them. With False they are views into two batches used in turn, valid until the second next step: in
+            view of them. With False they are views into two batches used in turn, valid until the second next step. In
             asyncio's debug mode a `StaleViewWarning` is given if they are still in use then.
         observation_mode: "same" (all observation spaces are equal), "different" (bounds may differ), or a tuple
             `(batched space, single space)`, as in Gymnasium.
@@ -124,11 +124,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
         ignore_signals: let workers ignore SIGTERM, SIGUSR1 and SIGUSR2. So a cluster that signals all processes of a
             job before it ends stops no env before you have saved your work. (Workers always ignore SIGINT. `close`
             sends SIGKILL, which can't be ignored, a second after SIGTERM.)
-        debug: run the envs in this process instead, on a thread for each worker (by default one for all), so that
-            `breakpoint()` in an env stops at this terminal, and a debugger sees them. `start`, `channel`, `worker_env`
-            and `cpu_affinity` have no effect then. Whatever an env does to its process it does to this one.
-        cpu_affinity: the CPUs that the workers may use: "spread" pins each worker to one CPU of this process, in turn;
-            of a sequence of CPU numbers, or of sets of them, worker i gets element `i % len`; None: the CPUs of this
+        debug: run the envs in this process instead, on a thread for each worker (by default one for all). Then
+            `breakpoint()` in an env stops at this terminal, and a debugger sees the envs. `start`, `channel`,
+            `worker_env` and `cpu_affinity` have no effect then. An env that changes its process, or ends it, does so to
+            this one.
+        cpu_affinity: the CPUs that the workers may use. "spread" pins each worker to one CPU of this process, in turn.
+            With a sequence of CPU numbers, or of sets of them, worker i gets element `i % len`. None: the CPUs of this
             process.
         episode_stats: count returns, lengths and times of episodes, in `envs.episode_stats` and, where an episode ends,
             as "episode" in the infos, as Gymnasium's RecordEpisodeStatistics does; or an `EpisodeStats` that counts
@@ -344,7 +345,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         workers = f" num_workers={self._config.num_workers}" if self._config.num_workers else ""
         return f"<{type(self).__name__} num_envs={self.num_envs}{workers} {state}>"
 
-    if not TYPE_CHECKING:  # for callers who forget the "async"; type checkers find it by themselves
+    if not TYPE_CHECKING:  # for callers that forget the "async"; type checkers find it by themselves
 
         def __enter__(self) -> None:
             raise TypeError(f"{self!r}: use `async with`; for code without await there is aioenv.sync.make_vec")
@@ -706,7 +707,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         The slots of every worker are split into `groups` groups. So a worker that is done with one group finds the next
         one's actions waiting; with 1 group all slots step in lock-step. Such groups are for a policy that waits for
-        another device. If it computes on the CPUs that the envs need, `split="workers"` costs less: then a group is one
+        another device. If it computes on the CPUs that the envs need, `split="workers"` costs less. Then a group is one
         or more whole workers, which are idle while the policy of their own group runs. Trajectories do not depend on
         `groups` and `split`, as long as the policy treats row by row.
 
@@ -719,15 +720,15 @@ class AsyncVectorEnv(Traced, AsyncResource):
         first waits for them and drops them, with a warning if an episode ended in one.
 
         Args:
-            policy: `policy(obs)` returns a batch of actions for a batch of observations, those of a group's k slots; or
-                `(actions, extras)`, where `extras` is a dict of arrays of shape `(k, …)` to be recorded, such as values
-                and log-probabilities, with the same keys each time. (If an action is itself a pair whose second element
-                is a Dict, the whole answer is actions.) A parameter named `slots` gets the slot numbers, int64 of shape
-                `(k,)`, ascending, the same ones each time: a recurrent policy keeps its state by them. It may be a
-                coroutine function. A plain function blocks the loop, while workers go on.
+            policy: `policy(obs)` gets a batch of observations, those of a group's k slots, and returns a batch of
+                actions. Or it returns `(actions, extras)`, where `extras` is a dict of arrays of shape `(k, …)` to be
+                recorded, such as values and log-probabilities. Its keys are the same each time. (If an action is itself
+                a pair whose second element is a Dict, the whole answer is actions.) A parameter named `slots` gets the
+                slot numbers, int64 of shape `(k,)`, ascending, the same ones each time: a recurrent policy keeps its
+                state by them. It may be a coroutine function. A plain function blocks the loop, while workers go on.
             steps: the number of steps of each slot.
             groups: the number of groups; at most as many as the worker with the fewest slots has, or, with
-                `split="workers"`, as there are workers. Of vector envs see `NativeVectorEnv`.
+                `split="workers"`, as there are workers. For vector envs see `NativeVectorEnv`.
             split: "slots": a group is some slots of every worker; "workers": a group is all slots of some workers. It
                 has no effect on vector envs.
 
@@ -826,11 +827,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
         """Return images of the states that `reset` and `step` (or `recv`) returned last.
 
-        With `render=` given to the constructor they are drawn from the states that were returned, beginning with
-        the reply, and a step may be in flight meanwhile. Without it, this is `call("render")`: with `pixels=` the
-        images that the observations hold, several cameras side by side; else the images that the envs draw themselves
-        if they were made with a `render_mode` such as "rgb_array", or None. If this is cancelled, the images are drawn
-        all the same.
+        With `render=` given to the constructor they are drawn from the states that were returned, beginning with the
+        reply, and a step may be in flight meanwhile. Without it, this is `call("render")`. With `pixels=` these are the
+        images that the observations hold, several cameras side by side. Otherwise they are the images that the envs
+        draw themselves if they were made with a `render_mode` such as "rgb_array", or None. If this is cancelled, the
+        images are drawn all the same.
 
         Args:
             mode: None or "arrays" for one image a slot (these two differ in the blocking API alone); "grid" for one
@@ -844,8 +845,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
             With "grid" it is colours alone, `(rows * height, columns * width, 3)`.
 
         Raises:
-            RenderError: if there is no state yet; if an image could not be drawn (`slots`), with the others as
-                `partial`; with "grid" also if the envs' images differ in shape; of a vector env (`NativeVectorEnv`)
+            RenderError: if there is no state yet, or if an image could not be drawn (`slots`), with the others as
+                `partial`. With "grid" also if the envs' images differ in shape. For a vector env (`NativeVectorEnv`)
                 also if it has no render mode and `render=` was not given.
             StepTimeout: if `timeout_s` passed. The images are drawn all the same, by another render worker if this one
                 hangs and `restart` allows it.
@@ -964,9 +965,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
         """Return the states of envs; with `set_state` any env of the same kind goes on from there, bit for bit.
 
-        A state has everything that the next steps, and the next automatic resets, depend on: all of MuJoCo's data, the
-        counters of wrappers, the random generator, and whether a reset is pending. It does not have changes to a MuJoCo
-        model. An env that is not MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and
+        A state has everything that the next steps and automatic resets depend on: MuJoCo's data, the counters of
+        wrappers, the random generator, and whether a reset is pending. It does not have changes to a MuJoCo model. An
+        env that is not MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and
         `set_state(state)`. If this is cancelled, no state is changed.
 
         Args:

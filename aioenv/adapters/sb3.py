@@ -66,7 +66,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
 
     Observations, rewards, dones and infos are those of `SubprocVecEnv`, with "terminal_observation" and
     "TimeLimit.truncated"; the arrays are yours. Errors are aioenv's: an exception of an env is an `EnvError` that names
-    the slot, the end of a worker a `WorkerDied`, and after Ctrl-C in a step the next result is that of the next step.
+    the slot, the end of a worker a `WorkerDied`. After Ctrl-C in a step the next result is that of the next step.
 
     Args:
         env_fns: a factory for each slot; or a vector env of `aioenv.sync` that has

@@ -22,8 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None for those of this process.
 
     Returns:
-        The exit status: 0 on success, 1 if something failed, 2 if the arguments can't be met, 130 after Ctrl-C, 143
-        after SIGTERM, 129 after SIGHUP, 141 if the reader of its output has ended (`aioenv bench --list | head -1`).
+        The exit status: 0 on success, 1 if something failed, 2 if the arguments can't be met. 130 after Ctrl-C, 143
+        after SIGTERM, 129 after SIGHUP, and 141 if the reader of its output has ended (`aioenv bench --list | head
+        -1`).
 
     Raises:
         SystemExit: if the arguments are wrong (status 2) or ask for help (0).

@@ -139,9 +139,9 @@ def summarize(env: str, outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]
     """Make a row for each contender.
 
     Returns:
-        For each: "env", "contender", "problem", "rounds" (as measured) and, if there are any, the median, least and
-        most env-steps/s, the median start-up in seconds, how many CPUs others used (median; None if that is unknown),
-        and the ratios to all contenders (see `ratios`).
+        For each: "env", "contender", "problem" and "rounds" (as measured). If there are rounds, also the median, least
+        and most env-steps/s, the median start-up in seconds, how many CPUs others used (median; None if that is
+        unknown), and the ratios to all contenders (see `ratios`).
     """
     rates = {name: [r["env_steps"] / r["seconds"] for r in o.rounds] for name, o in outcomes.items()}
     rows = []

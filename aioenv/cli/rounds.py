@@ -1,8 +1,8 @@
 """Workloads, and the rounds in which contenders step them: in turn, each time in a process of its own.
 
 A contender is a vector env, or a loop that vector envs are compared with. Its name is a key of `CONTENDERS` in the
-module that is its registry, by default `aioenv.cli.contenders`; the value's method `measure(workload)` steps it in the
-process that calls it, and returns numbers by name.
+module that is its registry, by default `aioenv.cli.contenders`. The value's method `measure(workload)` steps the
+contender in the process that calls it, and returns numbers by name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Throughput:
-    """How fast one contender was in one round.
+    """The speed of one contender in one round.
 
     Attributes:
         steps: batches stepped while the clock ran.

@@ -1,1 +1,1 @@
-"""What happens between a call of the vector env and the workers: slots, batches, scheduling, images."""
+"""The engine between a call of the vector env and the workers: slots, batches, the request scheduler, images."""

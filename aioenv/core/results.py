@@ -88,7 +88,7 @@ class Ready(NamedTuple):
 
 
 class WorkerInfo(NamedTuple):
-    """What is known of one worker process.
+    """A report on one worker process, for `envs.workers`.
 
     Attributes:
         pid: the process id; None before the start.
@@ -105,7 +105,7 @@ class WorkerInfo(NamedTuple):
 
     @property
     def memory(self) -> ProcessMemory | None:
-        """How much memory it holds, in bytes, looked up now; None if it is gone, or the platform does not tell.
+        """The memory that it holds, in bytes, looked up now; None if it is gone, or the platform does not tell.
 
         A worker takes some milliseconds, in which the loop waits. Where that matters, ask from a thread:
         `await asyncio.to_thread(lambda: [worker.memory for worker in envs.workers])`.
@@ -157,8 +157,8 @@ def collect_ready(
         merge_infos: makes the info dict.
 
     Returns:
-        The results, by ascending slot; the requests that they are of, with the slots taken of each; the errors, each
-        with those of its slots that were taken; and the worker requests that have rows left.
+        The results, by ascending slot; their batch requests, each with the slots taken; the errors, each with those of
+        its slots that were taken; and the worker requests that have rows left.
     """
     taken: list[tuple[BatchRequest, WorkerRequest, list[int]]] = []  # with rows of the worker request
     rest: Parts = []

@@ -13,11 +13,11 @@ __all__ = ["Clock", "Stats"]
 
 
 class Stats(NamedTuple):
-    """What a run has waited for, from the first request to the last result; `print` shows it as a table.
+    """The waits of a run, from the first request to the last result; `print` shows them as a table.
 
     Time in which the caller was blocked in an await of the engine is a wait for envs, or for images if it waited for
-    nothing but `render`. The rest is the policy's, and whatever else the caller does between a result and the next
-    request. Where both go on at once (`rollout`, `send` and `recv`) only what the caller had to wait is counted.
+    nothing but `render`. The rest is the caller's: the policy, and all else between a result and the next request.
+    Where both go on at once (`rollout`, `send` and `recv`) only the time that the caller waited is counted.
 
     Attributes:
         env_s, image_s, policy_s: in seconds.
@@ -38,7 +38,7 @@ class Stats(NamedTuple):
 
     @property
     def steps(self) -> float:
-        """How many steps a slot has made, on average."""
+        """The number of steps that a slot has made, on average."""
         return self.env_steps / self.num_envs
 
     @property
@@ -54,7 +54,7 @@ class Stats(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """What a faster run takes: "env-bound", "image-bound" or "policy-bound"; "idle" if nothing was asked yet."""
+        """The bottleneck of the run: "env-bound", "image-bound" or "policy-bound"; "idle" if nothing was asked yet."""
         if not self.wall_s:
             return "idle"
         shares = {"env-bound": self.env_s, "image-bound": self.image_s, "policy-bound": self.policy_s}

@@ -499,7 +499,7 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
 
 
 async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all give. If one raises, or this is cancelled, the others are cancelled; of several errors the first."""
+    """Gather all results. If one raises, or this is cancelled, cancel the others; raise the first of several errors."""
     tasks = [internal_task(coroutine) for coroutine in coroutines]
     cancelled = None
     try:

@@ -40,7 +40,7 @@ class Namespace(NamedTuple):
 
     Attributes:
         kind: "main", "import" (of a module of the standard library), "copy" (of another module that workers can import,
-            but import only if they need it for something else), "module" (of one that they can't import), "private".
+            but import only if something else needs it), "module" (of one that they can't import), "private".
         name: of the module.
         number: its number in the snapshot.
         values: the globals.
@@ -548,4 +548,4 @@ class _TrialPickler(DefinitionPickler):
 
 
 def _nothing() -> None:
-    """Represents a definition in a trial."""
+    """Stand for a definition in a trial."""

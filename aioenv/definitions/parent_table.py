@@ -61,7 +61,7 @@ class ParentTable(DefinitionTable):
         self._globals = values if known is None else {name: known[name] for name in values if name in known}
 
     def reduce_known(self, value: Any) -> Any:
-        """As `DefinitionTable`; a definition that not all workers have travels with its code."""
+        """Reduce a definition that workers have; one that not all workers have travels with its code."""
         number = self.number_of(value)
         if number is None:
             return None
@@ -70,7 +70,7 @@ class ParentTable(DefinitionTable):
         return self._late.get(number)
 
     def reduce_known_global(self, value: Any, name: str) -> Any:
-        """As `DefinitionTable`."""
+        """Reduce a global of the main module that workers have too; return None for anything else."""
         known = self._globals or {}
         return (worker_global, (name,)) if name in known and _is_same_value(known[name], value) else None
 

@@ -1,7 +1,7 @@
 """The functions that a snapshot's pickles call in a worker to rebuild definitions, and `Unsendable`, a placeholder.
 
 Classes are made empty and filled later, without the hooks that ran when their class statements did
-(`__init_subclass__`, `__set_name__`, metaclasses of the script): the effects of those are part of the snapshot.
+(`__init_subclass__`, `__set_name__`, metaclasses of the script). The effects of those hooks are part of the snapshot.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class DefinitionTable:
 
     @property
     def size(self) -> int:
-        """How many definitions there are."""
+        """The number of definitions."""
         return len(self._objects)
 
     def reduce_known(self, value: Any) -> Any:
@@ -114,7 +114,7 @@ class LiveTable(DefinitionTable):
         self._count = itertools.count()
 
     def number_of(self, value: Any) -> int | None:
-        """As `DefinitionTable`; a class, function or decorated callable is added to the table when it is asked for."""
+        """Return the number of a definition; add a class, function or decorated callable that is new to the table."""
         number = self._numbers.get(id(value))
         if number is not None and self._objects.get(number) is value:
             return number

@@ -27,8 +27,8 @@ _NUMERIC = "biufc"
 def owned(value: Any) -> Any:
     """Return a batch in arrays that no other code holds: copied unless the env has dropped them.
 
-    An array that owns its memory and is referenced only by the caller of this function is returned as it is, and so
-    is a value that is not an array.
+    An array is returned as it is if it owns its memory and only the caller of this function has a reference. So is a
+    value that is not an array.
     """
     if isinstance(value, np.ndarray):
         if value.flags.owndata and _ref_count(value) <= _UNSHARED:

@@ -1,4 +1,4 @@
-"""Where an env's work runs: `EnvThread` runs jobs on a thread of its own, `RunTimes` moves short jobs to the loop."""
+"""Run an env's work: `EnvThread` runs jobs on a thread of its own, `RunTimes` moves short jobs to the loop."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 `buffers` returns the buffers to fill next, `advance` takes the number of bytes that were read into them, and
 `next_frame` returns finished frames. `feed` takes bytes that have already been read. So one decoder serves a stream
 reader, a blocking `readv` and a scatter read alike. A reader of `buffers` can let the decoder predict where the next
-frame's fixed part will go (`predict_buffers`): one read then usually brings the whole frame, each part to its place. A
+frame's fixed part will go (`predict_buffers`). One read then usually brings the whole frame, each part to its place. A
 wrong prediction costs a copy.
 """
 

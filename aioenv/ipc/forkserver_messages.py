@@ -28,7 +28,7 @@ SIZE = struct.Struct("<I")
 
 
 class ForkRequest(NamedTuple):
-    """To the server: fork a worker.
+    """A message to the server: fork a worker.
 
     Descriptors passed along, in this order: the status socket, the channel (one or two), the output, the current-row
     memory and the shared memory, if there are such.
@@ -42,31 +42,31 @@ class ForkRequest(NamedTuple):
 
 
 class GuardRequest(NamedTuple):
-    """To the server: kill this process group too when the parent is gone."""
+    """A message to the server: kill this process group too when the parent is gone."""
 
     pid: int
 
 
 class ReleaseRequest(NamedTuple):
-    """To the server: that group is gone."""
+    """A message to the server: this process group is gone."""
 
     pid: int
 
 
 class ForkedNotice(NamedTuple):
-    """On a worker's status socket: it runs. Its pidfd is passed along."""
+    """A message on a worker's status socket: it runs. Its pidfd is passed along."""
 
     pid: int
 
 
 class ForkRefused(NamedTuple):
-    """From the server, about a worker: the system refused the fork."""
+    """A message from the server about a worker: the system refused the fork."""
 
     errno: int  # of the OSError
 
 
 class ImportingNotice(NamedTuple):
-    """On the status socket, before any other message: the server begins to import this module for the worker."""
+    """A first message on the status socket: the server begins to import this module for the worker."""
 
     module: str
 

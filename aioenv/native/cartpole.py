@@ -254,7 +254,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         return self.state.T.astype(np.float32), {}
 
     def _integrate(self, state: npt.NDArray[np.float64], action: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """One Euler step of all poles."""
+        """Integrate one Euler step of all poles."""
         multiply, divide, subtract = np.multiply, np.divide, np.subtract
         slope = self._slope
         angle, spin = state[2:]

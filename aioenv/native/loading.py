@@ -64,7 +64,7 @@ def flush_warnings() -> None:
     while _pending_warnings:
         with contextlib.suppress(IndexError):  # another thread took it
             text = _pending_warnings.pop(0)
-            # users who only run a model can't change its deprecated syntax
+            # a user that only runs a model can't change its deprecated syntax
             is_news = "deprecated" not in text and is_new_warning(text, _logged)
             _LOG.log(logging.WARNING if is_news else logging.INFO, "MuJoCo: %s", text)
 

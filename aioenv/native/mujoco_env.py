@@ -77,10 +77,10 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
                 fallen = np.abs(obs[:, 1]) > 0.2
                 return 1.0 - fallen, fallen, {}
 
-    A step calls `before_step` and `controls`, steps the physics (under NEXT_STEP, slots whose episode has ended start a
-    new one instead), and calls `after_start` if any slot started, `observe` and `outcome`. Hooks get and return arrays
-    with the slots as first axis; `qpos`, `qvel` and the arrays of `bind` are live: after the step they are those of the
-    state that is observed.
+    A step calls `before_step` and `controls`, steps the physics, and calls `after_start` if any slot started, `observe`
+    and `outcome`. (Under NEXT_STEP, slots whose episode has ended start a new one instead of a step.) Hooks get and
+    return arrays with the slots as first axis. `qpos`, `qvel` and the arrays of `bind` are live: after the step they
+    are those of the state that is observed.
 
     Args:
         num_envs: how many slots.
@@ -667,7 +667,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def checkpoint_size(self) -> int:
-        """How many float64 a slot's row of `get_checkpoints` has."""
+        """The number of float64 in a slot's row of `get_checkpoints`."""
         memory: int = sum(map(_row_words, self._memory.values()))
         return int(self.pool.state_size) + memory + 2 + RNG_WORDS + SEED_WORDS
 

@@ -6,7 +6,7 @@ write.
 
 `open_channel_ends` makes both ends of a new channel. A launch method passes the worker's descriptors on, and knows
 nothing else about the channel. To add a kind of channel (TCP to a worker on another machine, say), write a class with
-the methods of `Channel`, add a name to `CHANNELS`, and add a branch to `open_channel_ends`.
+the methods of `Channel`. Then add a name to `CHANNELS`, and a branch to `open_channel_ends`.
 """
 
 from __future__ import annotations

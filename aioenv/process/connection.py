@@ -45,7 +45,7 @@ OnReply: TypeAlias = "Callable[[Frame | SlotError], None]"
 
 
 class FastReply(NamedTuple):
-    """How C processes a reply without `on_reply`, while the batch request is awaited as a whole.
+    """Data from which C processes a reply without `on_reply`, while the batch request is awaited as a whole.
 
     C reads the payload, marks the part as `arrived`, counts `open` down, and resolves `done` at zero.
 

@@ -46,7 +46,7 @@ def bootstrap(module: str, arguments: str) -> list[str]:
     """Return the command that runs `main(arguments)` of a module of `worker/`, in an interpreter like this one.
 
     The interpreter gets this process's options (`-O`, `-W`, `-X dev`, `-I` …) and its `sys.path`, which is set before
-    the first import: a file in the working directory must not shadow the standard library.
+    the first import. So a file in the working directory does not shadow the standard library.
 
     Raises:
         WorkerStartError: if there is no interpreter.

@@ -30,10 +30,10 @@ _WARNING = re.compile(r".+:\d+: \w*Warning: |MuJoCo: (?!.*\bdeprecated\b)")
 class OutputLog:
     """Reads one worker's stdout and stderr (they share a stream) and logs them line by line.
 
-    Records go to the logger "aioenv.workers" at level INFO, with `worker`, `pid` and `slots` as attributes, and
-    read "worker 3 (pid 4711): …", after `prefix` if there is one. Records that envs log keep their level, and go to the
+    Records go to the logger "aioenv.workers" at level INFO, with `worker`, `pid` and `slots` as attributes, and read
+    "worker 3 (pid 4711): …", after `prefix` if there is one. Records that envs log keep their level, and go to the
     logger "aioenv.workers." plus the name of their logger. Lines that are warnings have level WARNING, so that they
-    show even if the user has not configured logging. Of warnings that differ only in numbers, just the first is one.
+    show even if the user has not configured logging. Warnings that differ only in numbers have that level once.
 
     Args:
         label: the name of the worker.

@@ -1,4 +1,4 @@
-"""When a worker that died is restarted: the policy that users choose, and what is left of a worker's budget.
+"""The policy by which workers that died are restarted, and the remaining budget of a worker.
 
 No asyncio is imported here: a factory may mention a policy, and then its worker imports this file.
 """

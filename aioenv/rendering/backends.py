@@ -162,7 +162,7 @@ def warn_of_software(renderer: str, tried: Sequence[str]) -> None:
         renderer: the name of the OpenGL implementation that draws.
         tried: the backends that might have been used.
     """
-    # a user who asks for OSMesa expects the CPU; all others expect a GPU to be used
+    # backend="osmesa" asks for the CPU; all others are expected to use a GPU
     if tuple(tried) != ("osmesa",) and (why := software_warning(renderer, find_gpus())) is not None:
         warn_caller(why, SoftwareRenderWarning)
 

@@ -22,7 +22,7 @@ __all__ = [
 
 # A user's argument: a camera of the model by name or number (-1 or None for the free camera), or an `MjvCamera`.
 Camera: TypeAlias = "str | int | mujoco.MjvCamera | None"
-# What is sent to workers: attributes of an `MjvCamera`, with arrays as tuples.
+# A camera as it is sent to workers: attributes of an `MjvCamera`, with arrays as tuples.
 View: TypeAlias = "tuple[tuple[str, Any], ...]"
 
 _SETTINGS = ("orthographic", "lookat", "distance", "azimuth", "elevation")
@@ -140,8 +140,8 @@ def _describe(camera: mujoco.MjvCamera, names: tuple[str, ...]) -> View:
 
 # ------------------------------------------------------------ visual options
 
-# What is sent to workers: attributes of an `MjvOption`, which does not pickle, with arrays as tuples; None for MuJoCo's
-# defaults.
+# Options as they are sent to workers: attributes of an `MjvOption`, which does not pickle, with arrays as tuples; None
+# for MuJoCo's defaults.
 Option: TypeAlias = "tuple[tuple[str, Any], ...] | None"
 
 _OPTION_NAMES = tuple(name for name in dir(mujoco.MjvOption) if not name.startswith("_"))

@@ -30,13 +30,14 @@ class _Default(int):
 
 @dataclass(frozen=True)
 class RenderConfig:
-    """How a vector env draws its states: `render=` draws those that it returns, `pixels=` makes images observations.
+    """Settings for drawing a vector env: `render=` draws the states that it returns, `pixels=` makes images
+    observations.
 
     `render=`: MuJoCo envs are drawn by a pool of render workers, from their physics states and the edits of their
     models (see `edits`). If any env is not a MuJoCo env, or it or a wrapper has a `render` of its own, all envs of the
-    vector env draw themselves: in their own workers, after their replies were sent, with their own sizes and cameras.
-    Then the arguments here have no effect. If `camera` names only cameras of the model, MuJoCo envs with a `render` of
-    their own are drawn by the pool, too.
+    vector env draw themselves. They do so in their own workers, after their replies were sent, with their own sizes and
+    cameras; the arguments here have no effect. If `camera` names only cameras of the model, MuJoCo envs with a `render`
+    of their own are drawn by the pool, too.
 
     `pixels=`: each worker draws its own MuJoCo envs as it steps them, in one OpenGL context for each model. With
     `workers` given, that many render workers draw, each state as soon as it arrives. Any other env draws itself, in its
@@ -49,15 +50,15 @@ class RenderConfig:
         height: of an image, in pixels.
         camera: a camera of the model by name or number, -1 for the free camera; None for the env's own view. A list of
             C of them adds an axis of C before that of the height.
-        quality: "exact" gives the pixels of `mujoco.Renderer`; "fast" leaves out shadows, reflections and
+        quality: "exact" gives the pixels of `mujoco.Renderer`. "fast" leaves out shadows, reflections and
             multisampling, which cost software OpenGL up to 50 times the rest of the image, and cuts straight sides into
-            fewer rings; "coarse" also draws round shapes with half as many sides and rings, which takes a third less
+            fewer rings. "coarse" also draws round shapes with half as many sides and rings, which takes a third less
             time. A `RenderQuality` has each switch by name.
         workers: how many render workers; None for one for each usable CPU, at most four and at most one an env, and for
             `pixels=` of single envs none. (Eight processes that draw on one GPU were seen to hang: mujoco issue 3444.)
-        backend: "egl", "osmesa", "glfw" or "cgl"; "auto" for the best that works (EGL, GLFW if there is a display,
-            OSMesa; on macOS CGL, GLFW); None for `MUJOCO_GL` if it is set, else "auto". (With a list of `devices` EGL
-            alone: the others know none.)
+        backend: "egl", "osmesa", "glfw" or "cgl". "auto": the best that works (EGL, GLFW if there is a display, OSMesa;
+            on macOS CGL, GLFW). None: `MUJOCO_GL` if it is set, else "auto". (With a list of `devices` EGL alone: the
+            others know none.)
         depth: for `render=`, give distances from the camera's plane too, in metres, float32 without the last axis.
         segmentation: for `render=`, give the visible objects too: id and `mujoco.mjtObj`, int32 with a last axis of 2,
             -1 for the background.

@@ -34,7 +34,7 @@ _SECONDS = struct.Struct("<d")
 
 
 class DrawSettings(NamedTuple):
-    """How states are drawn.
+    """The settings by which states are drawn.
 
     Attributes:
         width: of an image, in pixels.
@@ -77,7 +77,7 @@ class ModelChanges(NamedTuple):
 
 
 class DrawRequest(NamedTuple):
-    """All that a request says besides the states.
+    """A draw request, without the states.
 
     Attributes:
         settings: how they are drawn, as `dump_settings` gives it; None for the settings that the worker was started

@@ -28,7 +28,7 @@ _COUNTABLE = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 class ImageLocation(NamedTuple):
-    """Where in shared memory a worker draws: rows of the arrays in one block (see `map_arrays`)."""
+    """The place in shared memory where a worker draws: rows of the arrays in one block (see `map_arrays`)."""
 
     offset: int  # of the block
     size: int  # of the block, in bytes

@@ -1,8 +1,8 @@
 """`RenderQuality`: what "exact", "fast" and "coarse" mean, in MuJoCo's terms.
 
-On software OpenGL nearly all of an image's cost is the shadow map: HalfCheetah at 84x84 takes 20 to 30 ms by default,
-and 0.6 ms without shadows, reflections and multisampling. Most of the rest is not pixels but vertices: those of planes
-that are cut into up to 200 x 200 patches (3 ms, where a model asks for it), then those of round shapes.
+On software OpenGL nearly all of an image's cost is the shadow map. HalfCheetah at 84x84 takes 20 to 30 ms by default,
+and 0.6 ms without shadows, reflections and multisampling. Most of the rest is not pixels but vertices. Planes are cut
+into up to 200 x 200 patches (3 ms, where a model asks for it); round shapes come next.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class RenderQuality:
-    """What is drawn and what is left out. By default it is "exact": the pixels of `mujoco.Renderer`.
+    """The details that images show. The default is "exact": the pixels of `mujoco.Renderer`.
 
     Args:
         shadows: cast shadows, which cost software OpenGL up to 40 times the rest of the image.
@@ -50,8 +50,8 @@ class RenderQuality:
         plane_patches: how many patches a side a finite plane is cut into at most; None for its third size (up to 200).
             Light is computed at vertices, so only models whose lights are all directional are drawn with fewer patches
             than they ask for. There 32 patches change a pixel by 2 of 255.
-        buffer: the size of the buffer that images are drawn in: "image" for that of the image, the least to clear and
-            to read, or "model" for at least the model's `offwidth` and `offheight`. Pixels are the same.
+        buffer: the size of the buffer that images are drawn in. "image": that of the image, the least to clear and to
+            read. "model": at least the model's `offwidth` and `offheight`. Pixels are the same.
 
     Raises:
         ValueError: if a switch is neither True nor False, a number is out of range, or a word is none of those above.

@@ -134,7 +134,7 @@ class DrawJob(ABC):
     @property
     @abstractmethod
     def chunk_rows(self) -> int:
-        """How many rows the next chunk may have at most."""
+        """The maximum number of rows of the next chunk."""
 
     @abstractmethod
     def pack(self, worker: Worker, rows: Rows) -> PackedRequest:
@@ -150,7 +150,7 @@ class DrawJob(ABC):
 
 
 class QueuePolicy(NamedTuple):
-    """How a pool treats its workers.
+    """The limits of a pool on its workers, and its callbacks for them.
 
     Attributes:
         timeout_s: how long a worker may finish nothing before it is late, in seconds; None for ever.
@@ -186,12 +186,11 @@ class _Chunk:
 
 
 class RenderQueue:
-    """What one render worker is to draw, first in, first out.
+    """The queue of rows that one render worker draws, first in, first out.
 
     Args:
         worker: the worker.
-        restarter: restarts it when it died; None: its loss is final.
-        policy: how it is treated.
+        restarter: restarts it when it died; None: its loss is final. policy: its limits.
 
     Attributes:
         trace: the timeline that is being collected, if the jobs of the pool are numbered.

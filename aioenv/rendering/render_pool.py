@@ -71,7 +71,7 @@ MAX_RATES = 64
 
 
 class DrawRate:
-    """How fast a pool draws the states of one kind of call.
+    """The speed at which a pool draws the states of one kind of call.
 
     Args:
         timeout_s: see `RenderPool`.
@@ -86,7 +86,7 @@ class DrawRate:
 
     @property
     def rows(self) -> int:
-        """How many states a chunk may have: one, until it is known how long a state takes."""
+        """The maximum number of states of a chunk: one, until it is known how long a state takes."""
         return max(1, int(self._chunk_s / self.state_s)) if self.state_s else 1
 
 
@@ -146,7 +146,7 @@ class RenderCall(DrawJob):
 
     @property
     def chunk_rows(self) -> int:
-        """How many rows the next chunk may have."""
+        """The maximum number of rows of the next chunk."""
         return min(self._most_rows, self._rate.rows)
 
     def pack(self, worker: Worker, rows: Rows) -> PackedRequest:
@@ -207,9 +207,8 @@ class RenderPool(AsyncResource, Traced):
 
     Args:
         model: an MjModel, an MjSpec, or a path or a string of XML. Later edits of it have no effect.
-        devices: the GPUs to draw on: a list of their numbers, as MuJoCo counts them (worker i gets
-            `devices[i % len(devices)]` as MUJOCO_EGL_DEVICE_ID), or how many: n for the first n, 1 for the one that
-            MuJoCo chooses.
+        devices: the GPUs to draw on. A list of their numbers, as MuJoCo counts them: worker i gets `devices[i %
+            len(devices)]` as MUJOCO_EGL_DEVICE_ID. Or how many: n for the first n, 1 for the one that MuJoCo chooses.
         workers_per_device: how many processes draw on each device. Without a GPU, the number of CPUs is a good choice.
         max_batch_size: how many slots there are; None for as many as are used, at most 2**20.
         max_image_size: how many pixels an image may have.
@@ -228,9 +227,9 @@ class RenderPool(AsyncResource, Traced):
         restart: how often workers are replaced; None: never.
         state_spec: which parts of the state `states` consist of, of `mujoco.mjtState`; None for all that an image
             can depend on, controls, mocap bodies and userdata included.
-        backend: "egl", "osmesa", "glfw" or "cgl"; "auto" for the best that works (EGL, GLFW if there is a display,
-            OSMesa; on macOS CGL, GLFW); None for `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as
-            the others have none.)
+        backend: "egl", "osmesa", "glfw" or "cgl". "auto": the best that works (EGL, GLFW if there is a display, OSMesa;
+            on macOS CGL, GLFW). None: `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as the others
+            have none.)
         transport: how images are returned: "shared" (workers draw into anonymous memory that they share with this
             process), "frames" (through the channel), or "auto" for "shared" where the platform has it.
         channel, log_prefix, start_timeout_s: as those of `AsyncVectorEnv`.
@@ -344,7 +343,7 @@ class RenderPool(AsyncResource, Traced):
             self.trace(path)
 
     async def close(self) -> None:
-        """End the workers. What is being drawn fails with a ClosedError.
+        """End the workers. Calls that are being drawn fail with a ClosedError.
 
         Idempotent. If this is cancelled, the workers are killed at once.
         """
@@ -471,10 +470,10 @@ class RenderPool(AsyncResource, Traced):
             copy: with False, the second next call with copy=False may write to the arrays that this one returns.
 
         Returns:
-            Images, uint8 of shape `(N, height, width, 3)`, top row first, in the order of the states. With `depth`
-            and `segmentation` a tuple of these, then float32 `(N, height, width)` (distances from the camera's plane,
-            in metres), then int32 `(N, height, width, 2)` (id of the object and its `mujoco.mjtObj`; -1 for the
-            background). With a list of cameras an axis of C comes second.
+            Images, uint8 of shape `(N, height, width, 3)`, top row first, in the order of the states. With `depth` and
+            `segmentation` a tuple of images, depths and objects. Depths are float32 `(N, height, width)`, distances
+            from the camera's plane in metres. Objects are int32 `(N, height, width, 2)`: the id of the object and its
+            `mujoco.mjtObj`, -1 for the background. With a list of cameras an axis of C comes second.
 
         Raises:
             ValueError: if an argument is wrong; nothing is sent then.

@@ -1,4 +1,4 @@
-"""What runs in a render worker: `RenderService` answers draw requests, with the renderer of its pool.
+"""The service of a render worker: `RenderService` answers draw requests, with the renderer of its pool.
 
 The parent names `pool_service` and `step_service` without importing MuJoCo, which takes 0.1 s.
 """

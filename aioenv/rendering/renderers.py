@@ -115,7 +115,7 @@ class SourceRenderer(ModelRenderer):
 
     @property
     def offscreen(self) -> OffscreenRenderer:
-        """What it draws in, maybe with others; `draw` requires it to be current."""
+        """The offscreen renderer that it draws with, maybe with others; `draw` requires its context to be current."""
         return self._offscreen
 
     def draw(self, state: npt.NDArray[np.float64], edits: dict[str, Any], images: ImageArrays) -> None:

@@ -50,8 +50,8 @@ class ImageRequest:
         buffer: the arrays that the render pool draws on; None until its drawing begins.
         images: what the envs' workers drew, where they draw.
         undrawn: how many slots have neither an image nor an error yet.
-        users: how many reasons there are to draw it: slots for which it is one of the two newest requests or the
-            current one, callers that wait for it, and streams that hold it.
+        users: how many need it: slots for which it is one of the two newest requests or the current one, callers that
+            wait for it, and streams that hold it.
         error: the first error.
         missing: slots without an image, once that is known.
         done: has a result once every image is there or has failed.

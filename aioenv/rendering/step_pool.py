@@ -39,12 +39,12 @@ _SPARE_MODELS = 2
 
 
 class RenderContext(NamedTuple):
-    """What some states of a vector env are drawn with, as it was when they arrived.
+    """The edits and models with which some states of a vector env are drawn, as they were when the states arrived.
 
     Attributes:
         edits: fields of the model, one row a state.
-        models: of states whose model has come since the start, by their number: the model's key, and what
-            `ModelChanges.new` says of it.
+        models: for states whose model has come since the start, by their number: the model's key, and its entry in
+            `ModelChanges.new`.
         rows: states that are longer than a row.
     """
 

@@ -90,9 +90,8 @@ class Rollout(_RolloutArrays):
         terminated: bool, `(steps, num_envs)`.
         truncated: bool, `(steps, num_envs)`.
         valid: bool, `(steps, num_envs)`: whether the env was stepped with that action. It was not if NEXT_STEP reset it
-            instead (the step after the last one of an episode, with reward 0), if a restarted worker reported the end
-            of an episode that it had lost, or if, in an error's `partial`, there is no result. Learn only from rows
-            where it is True.
+            instead (the step after the last one of an episode, with reward 0). Nor if a restarted worker reported the
+            end of a lost episode, or if an error's `partial` has no result. Learn only from rows where it is True.
         last_obs: `(num_envs, *shape)`, the observations after the last step.
         infos: a sequence of `steps` info dicts, as `step` returns them.
         extras: the other arrays that the policy returned, by name, `(steps, num_envs, …)`, in a dtype that holds all

@@ -2,7 +2,7 @@
 
 `gymnasium.vector` merges the info dicts of a batch key by key into arrays with a `_key` mask. Done one env at a time
 that costs 2 to 6 µs an env and step; pickling the dicts costs more. So the worker gathers the dicts that have the same
-keys and types into groups of typed columns, the schema of a group travels once, and the parent assigns whole columns.
+keys and types into groups of typed columns. The schema of a group travels once, and the parent assigns whole columns.
 The result is that of Gymnasium's `VectorEnv._add_info`, key by key and bit by bit. Where the type of a key changes from
 env to env, that very function is called.
 """
@@ -164,8 +164,8 @@ class Gatherer:
 
     Attributes:
         c_schemas: the schemas that C recognises (see `speedups.serve_steps`): known to the parent, with numbers and
-            arrays as values. Each is a tuple of its id, keys, types, arrays of the dtypes and shapes of its values, and
-            a function that makes a dict from the bytes of its values.
+            arrays as values. Each is a tuple: id, keys, types, arrays of the dtypes and shapes of its values, and a
+            function that makes a dict from the bytes of its values.
     """
 
     def __init__(self) -> None:
@@ -387,7 +387,7 @@ def _values(info: Mapping[Any, Any], schema: Schema) -> list[Any]:
 
 
 def _pack(schema: Schema, rows: list[int], values: list[Any]) -> tuple[bytes, list[list[Any]]]:
-    """The typed columns as bytes, one after the other, and the others as lists."""
+    """Return the typed columns as bytes, one after the other, and the others as lists."""
     if schema.floats:
         return np.array(values, np.float64).reshape(len(rows), -1).tobytes("F"), []
     data: list[bytes] = []
@@ -465,8 +465,8 @@ def merge_infos(parts: Sequence[Columns], size: int) -> dict[str, Any]:
         size: how many rows the batch has.
 
     Returns:
-        For each key an array of `size` rows (zero, or None for objects, where a row has no such key) and under
-        `_key` a bool array of shape `(size,)` that says which rows have it; dicts nest.
+        For each key an array of `size` rows: zero, or None for objects, where a row has no such key. Under `_key` a
+        bool array of shape `(size,)` says which rows have it. Dicts nest.
     """
     infos = _merge_columns(parts, size)
     return _merge_by_row(parts, size) if infos is None else infos

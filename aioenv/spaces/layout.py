@@ -233,9 +233,9 @@ class Layout:
             New C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
 
         Raises:
-            ActionError: if a shape or a structure differs, or a dtype can't be cast without changing values in
-                kind (float to int) or range, or if the layout is `bounded` and a number is not in its space; the
-                message says where, what was expected, and what was got.
+            ActionError: if a shape or a structure differs, if a dtype can't be cast without changing values in kind
+                (float to int) or range, or if the layout is `bounded` and a number is not in its space. The message
+                says where, what was expected, and what was got.
         """
         if type(self._root) is _ArrayNode:
             array = fit_actions(batch, n, *self.leaves[0])

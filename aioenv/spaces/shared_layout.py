@@ -1,7 +1,7 @@
 """`SharedLayout`: which arrays of a batch lie in memory that the parent and all workers share, and where.
 
-The memory holds several *shared batches*. A request names one of them in one byte before the rest of its fixed part;
-the worker reads its slots' actions there and writes their observations there, so neither travels. Both sides map the
+The memory holds several *shared batches*. A request names one of them in one byte before the rest of its fixed part.
+The worker reads its slots' actions there and writes their observations there, so neither travels. Both sides map the
 same memory and make the same views of it.
 """
 

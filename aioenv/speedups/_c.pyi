@@ -45,8 +45,8 @@ def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int,
             that of a header and end with the spill.
 
     Returns:
-        The fields of a `Header` if the bytes are one whole frame that is in order, without a payload, whose fixed part
-        fills the buffers between the first and the last. Otherwise the number of bytes read.
+        The fields of a `Header` if the bytes are one whole, correct frame without a payload, whose fixed part fills the
+        buffers between the first and the last. Otherwise the number of bytes read.
 
     Raises:
         OSError: if `readv` fails. After `EINTR` and Python's signal handlers, the read is repeated.
@@ -121,9 +121,9 @@ def merge_columns(
         named: by the `id` of a schema, the schema and its `spaces.infos.ColumnName`s; None: Python must merge it.
 
     Returns:
-        The dict that `spaces.infos.merge_infos` would return. None if there are no parts, if a schema is not in
-        `named`, if a key is not a string or has two dtypes or shapes, or if positions or values don't fit. Python then
-        merges, and adds new schemas to `named`.
+        The dict that `spaces.infos.merge_infos` would return. None if there are no parts, a schema is not in `named`, a
+        key is not a string or has two dtypes or shapes, or positions or values don't fit. Python then merges, and adds
+        new schemas to `named`.
 
     Raises:
         TypeError: if there are not three arguments, or the last is not a dict.

@@ -76,9 +76,9 @@ def load(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> list[En
 
     Args:
         path: of the file.
-        allow_pickle: whether to take states that hold pickles, which can run any code when they are set: only envs
-            with a `get_state()` of their own that gives other things than numbers, strings, arrays, and dicts,
-            lists and tuples of these have them. MuJoCo's never do.
+        allow_pickle: whether to take states that hold pickles, which can run any code when they are set. Only states of
+            envs with a `get_state()` of their own may hold them, if it gives other things than numbers, strings,
+            arrays, and dicts, lists and tuples of these. MuJoCo's never do.
 
     Raises:
         ValueError: if the file is not one of states, or holds pickles and they were not allowed.

@@ -129,8 +129,8 @@ def set_field(model: mujoco.MjModel, name: str, value: Any) -> None:
 def implied_edits(model: mujoco.MjModel, name: str, row: int | None = None) -> dict[str, npt.NDArray[Any]]:
     """Return the edits that an edit of a field needs to show, and to move nothing else: whole fields by name.
 
-    Where a geom or a site was compiled to share the frame of its body, or of the body's inertia, MuJoCo takes the place
-    from there and ignores the model's own. The same holds for an inertia.
+    A geom or a site may be compiled to share the frame of its body, or of the body's inertia. Then MuJoCo takes the
+    place from there and ignores the model's own. The same holds for an inertia.
 
     Args:
         model: the model; nothing is written to it.
@@ -231,7 +231,7 @@ class ModelEdits:
 
 
 class FieldPlace(NamedTuple):
-    """Where the values of a field lie in shared memory.
+    """The place of the values of a field in shared memory.
 
     Attributes:
         path: the path of the memory, as one of the parent's descriptors.

@@ -1,4 +1,4 @@
-"""What images are drawn from: the MuJoCo model and view of an env or a vector env, and the state of each step.
+"""The sources of images: the MuJoCo model and view of an env or a vector env, and the state of each step.
 
 This runs beside the env and needs no OpenGL: the images are drawn elsewhere.
 """

@@ -80,7 +80,7 @@ class EpisodeCounter:
 
     @property
     def count(self) -> int:
-        """How many numbers were handed out."""
+        """The number of numbers that were handed out."""
         return sum(self._cells)
 
     def state_dict(self) -> dict[str, Any]:

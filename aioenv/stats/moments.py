@@ -1,7 +1,7 @@
 """Mean and variance: the arithmetic, and the tables of them in memory that processes share.
 
 The formulas are those of Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and
-Recommendations", The American Statistician 37 (1983): sums of squares are of deviations from the mean, never of the
+Recommendations", The American Statistician 37 (1983). Sums of squares are of deviations from the mean, never of the
 values, so nothing cancels when the mean is large.
 
 In shared memory, moments lie in two buffers each: a writer that dies leaves the older one intact.

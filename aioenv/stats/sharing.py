@@ -1,10 +1,10 @@
-"""How processes share statistics: a block of anonymous memory, and this process's registry of statistics.
+"""Share statistics between processes: a block of anonymous memory, and this process's registry of statistics.
 
 A block is shared by pickling its handle; its lock is released when the process that holds it dies.
 
 A pickled handle names a descriptor of its process; the process that unpickles it opens `/proc/PID/fd/N`. (A number
-alone means nothing in a worker, a descriptor sent beside the handle would have to go through every way to start a
-worker, and `pidfd_getfd` needs the right to trace.) The lock needs an open file of its own, too: the kernel releases a
+alone means nothing in a worker. A descriptor sent beside the handle would have to go through every way to start a
+worker. `pidfd_getfd` needs the right to trace.) The lock needs an open file of its own, too: the kernel releases a
 `flock` with the last descriptor of that file, however the process ends.
 """
 

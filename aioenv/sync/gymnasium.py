@@ -52,9 +52,9 @@ class AsyncVectorEnv(
 ):  # as `VectorEnv`
     """A drop-in for `gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, messages and exceptions.
 
-    Some defects of Gymnasium's are mended: after a timeout or Ctrl-C the next result is that of the next call; a
-    worker that dies, and an exception that does not pickle, raise an error that says so; a slot whose env has raised
-    works again after a `reset`, and no other slot is affected. No env is built in this process.
+    Some defects of Gymnasium's are mended. After a timeout or Ctrl-C the next result is that of the next call. A worker
+    that dies, and an exception that does not pickle, raise an error that says so. A slot whose env has raised works
+    again after a `reset`, and no other slot is affected. No env is built in this process.
 
     Every method that waits may be interrupted (Ctrl-C): the envs go on, and the next call first waits for them and
     drops their results.
@@ -245,8 +245,8 @@ class AsyncVectorEnv(
     def _prepare_actions(self, actions: Any) -> tuple[Any, bool]:
         """Return actions, and whether they are a list that is sent element by element, pickled.
 
-        That is so unless they are the very arrays of the action space: with Gymnasium, envs get actions as they were
-        given, of any shape and dtype.
+        They are such a list unless they are the very arrays of the action space: with Gymnasium, envs get actions as
+        they were given, of any shape and dtype.
         """
         if fits_space(self.action_space, actions):
             return actions, False

@@ -25,7 +25,7 @@ CAPACITY = RING_BYTES // _ROW.size - 1  # in rows; the head takes the place of t
 
 
 class Handle(NamedTuple):
-    """Where a worker finds its ring."""
+    """The place where a worker finds its ring."""
 
     path: str
     offset: int

@@ -36,7 +36,7 @@ from aioenv.worker.worker_context import map_memory
 
 __all__ = ["EnvService", "Overflow"]
 
-# Of a row: the bytes that did not fit into its checkpoints before and after an operation; None if all did.
+# The bytes of a row that did not fit into its checkpoints before and after an operation; None if all did.
 Overflow: TypeAlias = "tuple[bytes | None, bytes | None]"
 
 

@@ -223,7 +223,7 @@ def call_vector_env(env: AnyVectorEnv, rows: Sequence[int], name: str, args: Seq
     """Call a method, or read an attribute, and return one result for each of `rows`.
 
     A vector env with a `call` method, as Gymnasium's SyncVectorEnv, is asked by that. For any other it is the vector
-    env's own method or attribute: an array, list or tuple of `num_envs` has one result a slot, and anything else is the
+    env's own method or attribute. An array, list or tuple of `num_envs` has one result a slot; anything else is the
     result of every slot. `get_wrapper_attr`, `has_wrapper_attr` and `set_wrapper_attr` work as on a single env.
 
     Raises:

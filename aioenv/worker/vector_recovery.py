@@ -1,4 +1,4 @@
-"""What a vector env needs to replace one whose worker died: checkpoints to go on from, or resets of the lost episodes.
+"""Recover a vector env whose worker died: continue from checkpoints, or reset the lost episodes.
 
 A checkpoint is a row of words for each slot. It holds the whole state, so no step is replayed. All slots are written
 and restored at once, so they may have state in common.
@@ -210,7 +210,7 @@ def _depth(layer: Any, name: str) -> int:
 # Infos of a vector env, each with the rows that it is about.
 Infos = Sequence[tuple[Mapping[Any, Any], Sequence[int]]]
 
-# What a row's next step is instead: nothing else; a reset; the end of the lost episode.
+# The replacement of a row's next step: none; a reset; the end of the lost episode.
 _NOT, _RESET, _LOST = 0, 1, 2
 
 

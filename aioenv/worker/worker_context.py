@@ -1,4 +1,4 @@
-"""What a worker shares with its parent: a mark that says which row it runs now, and a block of shared memory.
+"""The memory that a worker shares with its parent: a mark of the row that runs now, and a block for arrays.
 
 The parent reads the mark when the worker hangs or dies. A worker is a process or, for debugging, a thread of its
 parent, so all of this is thread-local.
@@ -32,7 +32,7 @@ _HIGH_FD = 100  # out of the way of code that closes "all" low descriptors
 
 
 class _WorkerContext(threading.local):
-    """What this thread knows of its worker; until a mark is shared, only this thread sees its own."""
+    """The context of the worker on this thread; until a mark is shared, only this thread sees its own."""
 
     def __init__(self) -> None:
         self.row_mark = CurrentRow(None).cell

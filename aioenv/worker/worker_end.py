@@ -128,7 +128,7 @@ def _wait_functions(fd: int) -> tuple[Callable[[float], bool], Callable[[], obje
     """Return two functions: one polls for input for some seconds and returns whether there is any, the other sleeps.
 
     A process that sleeps in a read of a Unix socket is woken, for nothing, when the peer reads what was written before
-    (there is room again). That costs an interrupt of an idle CPU, which the peer waits for. `poll` for input avoids it.
+    (there is room again). This costs an interrupt of an idle CPU, which the peer waits for. `poll` for input avoids it.
     """
     if not hasattr(select, "poll"):  # Windows: just read
         return lambda seconds: True, lambda: None
@@ -153,7 +153,7 @@ def _enlarge(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return
     with contextlib.suppress(OSError):
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):  # a pipe, of a user who has too many large ones
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):  # a pipe, of a user that has too many large ones
             return
         import socket
 
@@ -177,8 +177,8 @@ def spin_until(ready: Callable[[], object], seconds: float) -> bool:
 class SpinPoller:
     """Polls for a moment before a sleep, since a wake-up takes longer than the moment; pauses where it doesn't pay.
 
-    After some misses in a row it pauses for a number of waits, which doubles each time, and then tries as often again:
-    both sides of a conversation have to poll for a while before either hits. A hit resets all of this.
+    After some misses in a row it pauses for a number of waits, which doubles each time, and then tries as often again.
+    (Both sides have to poll for a while before either hits.) A hit resets all of this.
 
     Args:
         poll_s: how long a wait may last, in seconds; 0 means to never poll.
