@@ -129,7 +129,7 @@ def plan_workers(
         scenes: in place of episodes: slot i gets `scenes[i::n]`; with fewer scenes than slots, one scene each, in turn.
         num_workers: how many processes hold the slots, in equal shares; by default one for each slot.
         displays: X displays for the workers in turn: ":0,1", [0, 1], ["host:0.1"] …
-        devices: CUDA devices for the workers in turn: ids or UUIDs, as a sequence or with commas as in
+        devices: CUDA devices for the workers in turn. They are ids or UUIDs, as a sequence or with commas as in
             CUDA_VISIBLE_DEVICES; an int n means 0 … n-1. A worker sees only its own device, and renders on it.
         egl_devices: devices to render on, if others than `devices`; if given alone, CUDA is left as it is.
         seed: the source of ranks and seeds in training; None for fresh entropy, which is an attribute of the plan.

@@ -49,7 +49,7 @@ class EnvCreator:
 
     Args:
         factory: a function that makes an env (a lambda or a closure will do), an id of Gymnasium's registry, an
-            `EnvSpec`, or another creator. To the arguments of that creator these are added, or replace them.
+            `EnvSpec`, or another creator. The arguments here are added to those of that creator, or replace them.
         *args: passed to it.
         share: whether statistics and counters are shared; None: as the other creator has it, if one is given, else
             True. With False each env gets statistics and counters of its own, in the state that the shared ones are in
@@ -58,7 +58,7 @@ class EnvCreator:
 
     Attributes:
         factory: the function.
-        args, kwargs: copies of what it is called with.
+        args, kwargs: copies of the arguments that it is called with.
         share: as above.
 
     Raises:
@@ -112,7 +112,7 @@ class EnvCreator:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name == "__wrapped__":  # not a property: `inspect` would take it for what the class itself wraps
+            if name == "__wrapped__":  # not a property, which `inspect` would read from the class
                 return partial(self.factory, *self._args, **self._kwargs)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -205,7 +205,7 @@ class EnvCreator:
             TypeError: if an object that the function refers to does not pickle.
         """
         if self._cache.metadata is None:
-            from aioenv.core.worker_code import describe_env  # it imports asyncio, which workers don't
+            from aioenv.core.worker_pool import describe_env  # it imports asyncio, which workers don't
 
             self._cache.metadata = await describe_env(
                 self.at(0), start=start, start_timeout_s=start_timeout_s, preload=preload, worker_env=worker_env

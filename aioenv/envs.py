@@ -72,7 +72,7 @@ class PettingZooEnv(ActorEnv):
     """A `pettingzoo.ParallelEnv` as a Gymnasium env, in which all agents act at once.
 
     Observations and actions are dicts by agent, with an entry for every possible agent, since the spaces of a batch are
-    fixed. Info dicts have bool arrays in the order of `possible_agents`: "agent_mask" has the agents that are present
+    fixed. Info dicts have bool arrays in the order of `possible_agents`. "agent_mask" has the agents that are present
     and act next, "terminations" and "truncations" those whose episode has just ended. An absent agent observes zeros,
     and its action is ignored; an agent that has just left still has its last observation. "agents" has the infos of
     agents that have any.

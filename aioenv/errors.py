@@ -1,6 +1,6 @@
 """Every exception and warning of aioenv.
 
-Where Gymnasium or the standard library has an exception for the case, ours is a subclass of it, so `except` clauses
+Where Gymnasium or the standard library has an exception for the case, ours is a subclass of it. So `except` clauses
 written for `gymnasium.vector` keep working.
 """
 
@@ -122,8 +122,8 @@ class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):
     Attributes:
         slots: the slots without a reply.
         running: those of them whose envs were running at that moment: if one hangs, it is among these.
-        partial: the partial result of the batch, of the type that the call would have returned, in arrays of its own;
-            slots without a reply hold zeros. None if there was no batch.
+        partial: the partial result of the batch, of the type that the call would have returned, in arrays of its own.
+            Slots without a reply hold zeros. None if there was no batch.
     """
 
     def __init__(self, message: str, *, slots: tuple[int, ...] = (), running: tuple[int, ...] = ()) -> None:
@@ -182,7 +182,7 @@ class RenderError(AioenvError, RuntimeError):
 
     Attributes:
         slots: slots of a vector env whose images of a step are missing, ascending; empty if it does not concern slots.
-        partial: the other images of the step: arrays of the usual shape, zero for `slots`; if envs render themselves, a
+        partial: the other images of the step: arrays of the usual shape, zero for `slots`. If envs render themselves, a
             tuple of one image a slot, None for `slots`. None if there are no images.
     """
 
@@ -233,7 +233,7 @@ class SlotError(AioenvError):
         pid: the process id of its worker.
         traceback: the traceback in the worker, or "".
         stderr: the last lines that the worker wrote to its stdout and stderr.
-        partial: the partial result of the batch, of the type that the call would have returned; failed slots hold
+        partial: the partial result of the batch, of the type that the call would have returned. Failed slots hold
             reward 0, flags False and an undefined observation. None if there was no batch.
         errors: all errors of the batch, including this one, by slot.
     """
@@ -256,7 +256,7 @@ class SlotError(AioenvError):
         self.partial: Any = None
         self.errors: tuple[SlotError, ...] = (self,)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # that of Exception would call the class with the message alone
+    def __reduce__(self) -> tuple[Any, ...]:  # the one of Exception would call the class with the message alone
         return _restore, (type(self), self.args), self.__dict__
 
     def concern(self, slots: tuple[int, ...]) -> None:
@@ -383,7 +383,7 @@ def describe_exit(returncode: int | None) -> str:
 
 
 class SoftwareRenderWarning(RuntimeWarning):
-    """Images are rendered on the CPU although the machine has a GPU; the message says what is missing."""
+    """Images are rendered on the CPU although the machine has a GPU; the message names the missing part."""
 
 
 class StaleViewWarning(RuntimeWarning):

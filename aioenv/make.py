@@ -80,7 +80,7 @@ def make_vec(
 
     Args:
         env: an id of Gymnasium's registry, an `EnvSpec` (also that of a vector env), a function that makes an env, or
-            an `EnvCreator`, of which each slot gets its own variant.
+            an `EnvCreator`. Each slot gets its own variant of a creator.
         num_envs: how many copies. None: as many as the vector env had if this is the spec of one, else one.
         backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version. For
             Gymnasium's MuJoCo tasks (v5) that is ours, with the same results; for others it is the one that Gymnasium
@@ -107,7 +107,7 @@ def make_vec(
     if wrong := [name for name in ("vectorization_mode", "vector_kwargs") if name in env_kwargs]:
         raise TypeError(
             f'{", ".join(wrong)}: gymnasium.make_vec has that. Here envs step in workers, or with backend="native" as '
-            "one vector env, and what is about the vector env is an argument by itself, autoreset_mode=… say"
+            "one vector env; options of the vector env are arguments by themselves, autoreset_mode=… say"
         )
     if isinstance(env, str) and ":" not in env:  # "module:id" is imported in the worker
         env = versioned(env)

@@ -26,12 +26,11 @@ from aioenv.core.backend import Backend, Session
 from aioenv.core.episode_tracker import check_episode_stats
 from aioenv.core.results import StepResult
 from aioenv.core.waits import Clock
-from aioenv.core.worker_code import make_program, needed_by
-from aioenv.core.worker_pool import WorkerPoolConfig
+from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
 from aioenv.inprocess.backend import RUN_IN, InProcessBackend
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
-from aioenv.rendering.pixel_states import with_pixel_states
+from aioenv.rendering.pixels import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
@@ -79,17 +78,16 @@ class NativeVectorEnv(AsyncVectorEnv):
     returns the images that the env draws itself, and raises a RenderError if the env has no render mode.
 
     In this process, a `rollout` has groups if the env has `step_some`: they step in turn while the policy runs. Else
-    all slots are one group. Over workers a group is the slots of some workers. A rollout in this process begins with
-    the arrays that the last `step` returned if the env has no `step_some` and keeps no copy: don't write to them
-    before.
+    all slots are one group. Over workers a group is the slots of some workers. If the env has no `step_some` and keeps
+    no copy, a rollout in this process begins with the arrays that the last `step` returned: don't write to them before.
 
     Args:
         make_vector_env: a function that is called with `num_envs` and returns a `gymnasium.vector.VectorEnv`.
         num_envs: the number of slots.
         num_workers: the number of processes to split it over; 0: it lives in this one.
         run_in: without workers, where steps run: "inline" (on the loop, however long they take), "thread", or "auto".
-        copy: whether results are arrays of your own; with False they are the env's (or, with workers, views into two
-            batches used in turn), valid until the next step.
+        copy: whether results are arrays of your own. With False they are the env's, valid until the next step (with
+            workers: views into two batches used in turn).
         timeout_s: how long `reset`, `step`, `recv`, `render` and calls may wait, in seconds; None: without limit.
         on_timeout: with workers, see `AsyncVectorEnv`: "raise", "kill" or "restart".
         start: with workers, see `AsyncVectorEnv`; likewise `channel`, `preload`, `log_prefix`, `worker_env`,

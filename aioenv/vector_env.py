@@ -36,14 +36,13 @@ from aioenv.core.arguments import (
 )
 from aioenv.core.backend import Backend, EnvInfo, Session
 from aioenv.core.env_calls import EnvCalls
-from aioenv.core.env_images import EnvImages
 from aioenv.core.episode_tracker import check_episode_stats
+from aioenv.core.images import EnvImages
 from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult, WorkerInfo
 from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
-from aioenv.core.worker_code import make_program, needed_by
-from aioenv.core.worker_pool import WorkerPoolConfig
+from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
 from aioenv.creator import bind_to_slots
 from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
@@ -57,7 +56,7 @@ from aioenv.rollout.rollout import Policy, Rollouts
 from aioenv.rollout.subset import Pausing, SingleSlot
 from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import check_options, split_reset_options
-from aioenv.state.env_state import EnvState
+from aioenv.state.snapshot import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import record_pickled
 from aioenv.tracing.timeline import Trace, Traced, path_from_environment
@@ -83,9 +82,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
         ...
         await envs.close()
 
-    It belongs to the event loop that it was started on. No env is built in this process: spaces come from the
-    workers. Factories are pickled by value, so lambdas, closures and classes of `__main__` or of a notebook work, and
-    no `if __name__ == "__main__"` guard is needed.
+    It belongs to the event loop that it was started on. No env is built in this process: spaces come from the workers.
+    Factories are pickled by value, so lambdas, closures and classes of `__main__` or of a notebook work. No
+    `if __name__ == "__main__"` guard is needed.
 
     Args:
         env_fns: a factory for each slot, in the order of slots. Each slot gets its own variant of an `EnvCreator`.
@@ -93,8 +92,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
             process may use, at most one worker a slot.
         start: how processes are started. "forkserver": forked from a process that has imported the modules that they
             need. "spawn": a new interpreter each. None: "forkserver" where the platform has it, else "spawn".
-        channel: the transport of frames: "scatter" (a socket, read straight into the batch), "streams" (pipes under
-            asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
+        channel: the transport of frames. "scatter": a socket, read straight into the batch. "streams": pipes under
+            asyncio's streams, the portable reference. "auto": the fastest that the platform has.
         transport: the transport of arrays. "frames": through the channel. "shared": in anonymous memory that all
             workers map. "auto": large arrays, and those that render workers draw, in shared memory, others in frames.
         preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
@@ -110,7 +109,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         on_timeout: the reaction of `reset`, `step` and `recv` to a timeout: "raise" a StepTimeout; "kill" the workers
             that owe a reply, for good; or "restart" them. After a kill the call goes on: it returns the results that
             the slots have then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds no
-            state that could be lost: with `restart` it is replaced, even with "raise", and its images are drawn again.
+            state that could be lost. With `restart` it is replaced, even with "raise", and its images are drawn again.
         restart: the policy by which workers that died are started again; None: their slots are lost.
         start_timeout_s: how long the start of a worker may take, in seconds.
         log_prefix: is put before each line that envs print. These lines become log records of the logger
@@ -131,14 +130,14 @@ class AsyncVectorEnv(Traced, AsyncResource):
         cpu_affinity: the CPUs that the workers may use. "spread" pins each worker to one CPU of this process, in turn.
             With a sequence of CPU numbers, or of sets of them, worker i gets element `i % len`. None: the CPUs of this
             process.
-        episode_stats: count returns, lengths and times of episodes, in `envs.episode_stats` and, where an episode ends,
-            as "episode" in the infos, as Gymnasium's RecordEpisodeStatistics does; or an `EpisodeStats` that counts
+        episode_stats: count returns, lengths and times of episodes, in `envs.episode_stats`. Where an episode ends,
+            they are "episode" in the infos, as of Gymnasium's RecordEpisodeStatistics. Or an `EpisodeStats` that counts
             more.
         stats_prefix: the name of these statistics ("train" for example) in the log "aioenv.stats" and in writers; with
             None they are not logged.
         seed_plan: seeds for episodes that are given none, autoresets above all; at least `num_envs`. Slot i's episode k
-            gets seed number `i + k * num_envs`, modulo their number, whatever the number of workers. A reset of all
-            slots starts the plan again; a seed passed to `reset` replaces the first one of its slot.
+            gets seed number `i + k * num_envs`, modulo their number, for any number of workers. A reset of all slots
+            starts the plan again; a seed passed to `reset` replaces the first one of its slot.
         check_numerics: raise an `EnvError` if a reward or an observation is NaN or infinite, even if it is within the
             bounds of its space. Its `__cause__` is a `NumericsError` with the step since the slot's reset (or since
             the restart of its worker) and the place of the value. The slot must be reset then. The check takes about
@@ -452,8 +451,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Args:
             seed: an int seeds slot i with `seed + i`; a list has a seed for each slot (None: no seed).
-            options: passed to each env's `reset`, without "reset_mask", a bool array of shape `(num_envs,)`: slots
-                where it is False are not reset, and their last observation is returned.
+            options: passed to each env's `reset`, without "reset_mask". That is a bool array of shape `(num_envs,)`:
+                slots where it is False are not reset, and their last observation is returned.
             timeout_s: instead of the constructor's, in seconds.
 
         Returns:
@@ -693,7 +692,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         An env reports this by raising `EpisodesDone` in `reset`. If it has an attribute `finite_episodes` that is true,
         a StopIteration means the same; `construct_envs` sets it on envs to which it dealt episodes. This is not an
-        error, whatever caused the reset: the slot is paused. In the result `info["_active"]` is False for it, unless
+        error, for any cause of the reset: the slot is paused. In the result `info["_active"]` is False for it, unless
         its last episode ended in that very step (under SAME_STEP).
         """
         return tuple(sorted(self._check_running().table.exhausted))
@@ -724,7 +723,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
                 actions. Or it returns `(actions, extras)`, where `extras` is a dict of arrays of shape `(k, …)` to be
                 recorded, such as values and log-probabilities. Its keys are the same each time. (If an action is itself
                 a pair whose second element is a Dict, the whole answer is actions.) A parameter named `slots` gets the
-                slot numbers, int64 of shape `(k,)`, ascending, the same ones each time: a recurrent policy keeps its
+                slot numbers, int64 of shape `(k,)`, ascending, the same ones each time. A recurrent policy keeps its
                 state by them. It may be a coroutine function. A plain function blocks the loop, while workers go on.
             steps: the number of steps of each slot.
             groups: the number of groups; at most as many as the worker with the fewest slots has, or, with
@@ -827,22 +826,22 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
         """Return images of the states that `reset` and `step` (or `recv`) returned last.
 
-        With `render=` given to the constructor they are drawn from the states that were returned, beginning with the
-        reply, and a step may be in flight meanwhile. Without it, this is `call("render")`. With `pixels=` these are the
-        images that the observations hold, several cameras side by side. Otherwise they are the images that the envs
+        With `render=` given to the constructor they are drawn from the states that were returned. Drawing begins with
+        the reply, and a step may be in flight meanwhile. Without it, this is `call("render")`. With `pixels=` these are
+        the images that the observations hold, several cameras side by side. Otherwise they are the images that the envs
         draw themselves if they were made with a `render_mode` such as "rgb_array", or None. If this is cancelled, the
         images are drawn all the same.
 
         Args:
-            mode: None or "arrays" for one image a slot (these two differ in the blocking API alone); "grid" for one
-                picture of all slots, as square a grid as possible.
+            mode: None or "arrays": one image a slot (these two differ in the blocking API alone). "grid": one image of
+                all slots, as square a grid as possible.
 
         Returns:
             uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple if the images of the envs
-            differ in shape. With `depth` or `segmentation` it is a tuple of that and of these arrays: depth float32
-            `(num_envs, height, width)` in metres, and segmentation int32 `(num_envs, height, width, 2)`. With a list of
-            C cameras an axis of C comes second. The arrays are the same ones again if nothing was returned in between.
-            With "grid" it is colours alone, `(rows * height, columns * width, 3)`.
+            differ in shape. With `depth` or `segmentation` it is a tuple of that array and these: depth, float32
+            `(num_envs, height, width)` in metres, and segmentation, int32 `(num_envs, height, width, 2)`. With a list
+            of C cameras an axis of C comes second. The arrays are the same ones again if nothing was returned in
+            between. With "grid" it is colours alone, `(rows * height, columns * width, 3)`.
 
         Raises:
             RenderError: if there is no state yet, or if an image could not be drawn (`slots`), with the others as

@@ -25,7 +25,7 @@ from aioenv.process import launch  # noqa: E402
 from aioenv.process.channel import CHANNELS  # noqa: E402
 from aioenv.process.environment import worker_environment  # noqa: E402
 from aioenv.process.forkserver import AVAILABLE, ForkServer  # noqa: E402
-from aioenv.spaces import shared_layout  # noqa: E402
+from aioenv.spaces import layout  # noqa: E402
 from aioenv.worker import worker_context  # noqa: E402
 from tests.kits.version_kit import NO_BATCH, lacks_batch, version_of  # noqa: E402
 
@@ -48,7 +48,7 @@ def way(request, monkeypatch):
     monkeypatch.setattr(launch, "START_METHODS", (*launch.START_METHODS, start))
     monkeypatch.setattr(channels, "CHANNELS", (*CHANNELS, channel))
     if (start, channel) in SHARED:
-        monkeypatch.setattr(shared_layout, "SHARED_BYTES", 1)
+        monkeypatch.setattr(layout, "SHARED_BYTES", 1)
     return start, channel
 
 

@@ -18,7 +18,7 @@ PACKAGE = Path(aioenv.__file__).parent
 # top to bottom
 LAYERS = (
     "cli testing adapters sync loops make native_vector_env vector_env creator inprocess rollout core rendering "
-    "modders process worker state native envs stats assign spaces ipc definitions tracing platform mujoco_clock "
+    "modders process worker state native envs stats assign spaces ipc definitions tracing platform mujoco_versions "
     "requirements speedups errors"
 ).split()
 INDEPENDENT = {"process", "worker"}
@@ -176,7 +176,7 @@ def test_importing_the_package_imports_no_layer():
         ("core/slots.py", "if TYPE_CHECKING:\n    import x\nelse:\n    from aioenv.make import run", "lies above core"),
         ("core/slots.py", "from aioenv import attic", "is no layer"),
         ("core/slots.py", "from aioenv.rollout.rollout import Rollouts", "lies above core"),
-        ("state/wrapper_stack.py", "from aioenv.worker.worker_context import row", "lies above state"),
+        ("state/snapshot.py", "from aioenv.worker.worker_context import row", "lies above state"),
         ("attic.py", "", "not in the plan"),
     ],
 )
@@ -247,7 +247,7 @@ def _without_encoding(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
-OPENS_OTHERS = {"tracing/ring.py", "worker/env_service.py", "worker/loop.py"}  # their `open` opens no file
+OPENS_OTHERS = {"tracing/track.py", "worker/env_service.py", "worker/loop.py"}  # their `open` opens no file
 
 
 def test_text_is_read_and_written_in_an_encoding_that_is_said():

@@ -36,8 +36,8 @@ from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.subset import row_infos
 from aioenv.spaces.infos import merge_infos_or_rows
+from aioenv.sync.blocking import BlockingStep
 from aioenv.sync.portal import DeferredCall
-from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import is_native_task
 

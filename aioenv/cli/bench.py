@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import aioenv
-from aioenv.cli.arguments import out_file, picture_file, positive_float, positive_int
-from aioenv.cli.contenders import CONTENDERS, Contender
+from aioenv.cli.arguments import SYNTHETIC, env_problem, out_file, picture_file, positive_float, positive_int
+from aioenv.cli.contenders import CONTENDERS, Contender, Outcome, Workload, play_rounds
 from aioenv.cli.doctor import installed
-from aioenv.cli.env_ids import SYNTHETIC, env_problem
-from aioenv.cli.rounds import Outcome, Workload, play_rounds
 from aioenv.platform import usable_cpus
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
@@ -118,13 +116,13 @@ def _problem(args: argparse.Namespace) -> str | None:
 
 
 def show_progress(text: str) -> None:
-    """Show what is being measured, on the terminal's last line."""
+    """Show the current measurement, on the terminal's last line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what the results depend on: Python, the platform, the CPUs, versions of packages."""
+    """Return the facts that results depend on: Python, the platform, the CPUs, versions of packages."""
     versions = {name: version for name in PACKAGES if (version := installed(name))}
     return {
         "python": platform.python_version(),

@@ -152,7 +152,7 @@ def _report_steps() -> None:
 
 
 def _report_images() -> list[Exception]:
-    """Report on OpenGL; returns what is wrong besides."""
+    """Report on OpenGL; return the errors."""
     from aioenv.cli.opengl import probe_all
     from aioenv.rendering.backends import find_gpus
     from aioenv.worker.mujoco_gl import without_mujoco_gl
@@ -197,7 +197,7 @@ def _report_opengl(probes: Sequence[ProbeResult], gpus: Sequence[str]) -> None:
 
 
 def _choice(known: Sequence[str], default: str) -> str:
-    """Name the default, and what else there is."""
+    """Name the default, and the alternatives."""
     others = [name for name in known if name != default]
     return f"{default} (or {', '.join(others)})" if others else f"{default} (nothing else on this platform)"
 

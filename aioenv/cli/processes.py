@@ -68,7 +68,7 @@ def python_command(code: str, *args: str) -> list[str]:
 
 
 def start_text_process(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a process without input, whose errors are read as text, whatever bytes it prints.
+    """Start a process without input; its errors are read as text, invalid bytes included.
 
     Args:
         options: further arguments of `subprocess.Popen`.

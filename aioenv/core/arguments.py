@@ -1,4 +1,4 @@
-"""Checks of the constructor's arguments; each error says what was expected, what was given, and what to do."""
+"""Check the constructor's arguments; each error says what was expected and given, and how to mend it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def check_cpu_affinity(affinity: str | Sequence[int | Iterable[int]] | None) -> 
     """Return the CPUs of the first workers, which the others use in turn; None if workers are not pinned.
 
     Raises:
-        ValueError: if it is none of what it may be, names a CPU that this process may not use, or can't be done here.
+        ValueError: if it has a wrong type or value, names a CPU that this process may not use, or the platform can't do
+            it.
     """
     if affinity is None:
         return None

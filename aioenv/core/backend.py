@@ -41,7 +41,7 @@ class StepOutcome(NamedTuple):
         valid: bool `(k,)`, whether a row is a result of that step: False where an env failed, or was lost with its
             worker. None: all are.
         infos: the infos, for `RolloutBackend.merge`.
-        error: what went wrong in some of them; the slot table knows of it already.
+        error: the errors of some of them; the slot table has noted them already.
     """
 
     obs: Arrays
@@ -58,7 +58,7 @@ class InitialState(NamedTuple):
     """The state of the slots before a rollout.
 
     Attributes:
-        slots: int64 `(k,)`, ascending: all that can be asked, paused ones too.
+        slots: int64 `(k,)`, ascending: all slots that can be asked, paused ones too.
         obs, objects: their latest observations.
         pending_reset: bool `(k,)`, whether a slot's next step will be an automatic reset.
     """

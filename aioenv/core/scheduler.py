@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.active_slots import ActiveSlots
 from aioenv.core.dispatcher import Dispatcher
-from aioenv.core.groups import RememberedState, WorkerGroup, WorkerRolloutBackend
-from aioenv.core.payloads import reset_payload
-from aioenv.core.pixel_renderer import PixelRenderer
-from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
+from aioenv.core.groups import ActiveSlots, RememberedState, WorkerGroup, WorkerRolloutBackend
+from aioenv.core.images import PixelRenderer
+from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest, reset_payload
 from aioenv.core.results import Ready, ResetResult, StepResult, collect_ready
 from aioenv.core.service_calls import StatsMerger, call_workers
 from aioenv.core.slots import SlotState, SlotTable
@@ -33,8 +31,8 @@ from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import merge_infos
+from aioenv.spaces.layout import COPIED
 from aioenv.spaces.seeding import is_seed_list
-from aioenv.spaces.shared_layout import COPIED
 from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
@@ -263,7 +261,7 @@ class RequestScheduler:
             self.history.note_seeds(seeds)
 
     def roll_back(self, request: BatchRequest) -> None:
-        """Undo what was not sent of a request whose sending was interrupted, by Ctrl-C most of all.
+        """Roll back the unsent worker requests of a batch request whose sending was interrupted, mostly by Ctrl-C.
 
         Worker requests that were sent are left to `recv`; slots of the others are free again.
         """
@@ -414,7 +412,7 @@ class RequestScheduler:
         return self.take_ready(max_slots)
 
     def has_ready(self, min_slots: int) -> bool:
-        """Whether so many results are in, or all that is in flight; which may become less meanwhile."""
+        """Return whether so many results are in, or all that are in flight (which may be fewer by then)."""
         return self.table.count(SlotState.READY) >= min(min_slots, self._reachable())
 
     @property
@@ -476,7 +474,7 @@ class RequestScheduler:
         return WorkerGroup(self, slots)
 
     def ask_observations(self, slots: Slots) -> BatchRequest | None:
-        """Ask for the last observations of slots, in whatever state they are.
+        """Ask for the last observations of slots, in any state.
 
         Returns:
             The request, for the slots whose workers are free; None if there are none.

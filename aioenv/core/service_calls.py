@@ -40,7 +40,7 @@ async def call_workers(
 
     Args:
         what: the user's call, for errors.
-        arguments: gives what the method gets after the rows, for the slots of one worker.
+        arguments: returns the arguments of the method after the rows, for the slots of one worker.
     """
     numbers = np.sort(scheduler.table.slot_numbers(slots))
     scheduler.table.check_call(numbers, what)

@@ -15,9 +15,9 @@ __all__ = ["Clock", "Stats"]
 class Stats(NamedTuple):
     """The waits of a run, from the first request to the last result; `print` shows them as a table.
 
-    Time in which the caller was blocked in an await of the engine is a wait for envs, or for images if it waited for
-    nothing but `render`. The rest is the caller's: the policy, and all else between a result and the next request.
-    Where both go on at once (`rollout`, `send` and `recv`) only the time that the caller waited is counted.
+    Time that the caller spent in an await of the engine is a wait for envs, or for images if it waited for `render`
+    alone. The rest is the caller's: the policy, and all else between a result and the next request. Where both go on at
+    once (`rollout`, `send` and `recv`) only the time that the caller waited is counted.
 
     Attributes:
         env_s, image_s, policy_s: in seconds.

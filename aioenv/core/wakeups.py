@@ -28,7 +28,7 @@ class WakeupCoalescer:
     With a worker for each CPU the parent wakes up on a CPU that a worker needs. A wake-up for a reply that is not the
     last one is of no use: it can be read together with the last. So the readers of the other channels are disabled
     while plain steps are all that their workers owe. They are enabled again when the last worker has replied before the
-    others, and whenever something else happens: another request, the end of a process, a timeout, an abandoned step.
+    others. So they are when anything else happens: another request, the end of a process, a timeout, an abandoned step.
 
     Args:
         channels: the channels of all workers, in the order of the worker requests of a step.
@@ -119,7 +119,7 @@ class ReplyPoller:
         self._polls: dict[tuple[int, ...], select.poll] = {}
 
     def suffices(self) -> bool:
-        """Return whether replies are all that is waited for: nothing is left to be sent, and no worker restarts."""
+        """Return whether a caller waits for replies alone: nothing is left to be sent, and no worker restarts."""
         return all(worker.poll_fd is not None for worker in self._workers)
 
     def wait(self, enough: Callable[[], bool], seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""The base class of the picklers of definitions, and the rules for what a worker can import by name."""
+"""The base class of the picklers of definitions, and the rules that say which names a worker can import."""
 
 from __future__ import annotations
 

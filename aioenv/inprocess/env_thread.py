@@ -29,14 +29,14 @@ _current_cpu: Callable[[], int] | None = None
 if hasattr(os, "sched_setaffinity"):
     _current_cpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
 
-# Work below the first limit moves to the loop, and leaves it above twice the limit. That is less than the half
+# Work below the first limit moves to the loop, and leaves it above twice the limit. It is less than the half
 # millisecond for which anything may block the loop, and after which the loop runs its other tasks. In seconds.
 INLINE_LIMIT_S = 200e-6
 YIELD_AFTER_S = 500e-6
 # One run of this length moves the work to the thread at once, in seconds.
 _LONG_S = 10e-3
-# The moving mean: the weight of the newest run, the most that it may count (in means; a run that was preempted says
-# nothing about the others), and the initial value (in limits).
+# The moving mean: the weight of the newest run, the most that it may count (in means), and the initial value (in
+# limits). A run that was preempted says nothing about the others.
 _WEIGHT = 1 / 8
 _CLIP = 3.0
 _INITIAL = 4.0

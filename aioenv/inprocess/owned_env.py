@@ -16,9 +16,8 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import StartTimeout, WorkerStartError
-from aioenv.inprocess.arrays import clear_other_slots, owned, owned_info
 from aioenv.inprocess.env_thread import INLINE_LIMIT_S, EnvThread, RunTimes
-from aioenv.inprocess.requests import LastResults
+from aioenv.inprocess.requests import LastResults, clear_other_slots, owned, owned_info
 from aioenv.ipc.messages import reason_of, traceback_of
 from aioenv.rendering.step_images import ImageRequest
 from aioenv.spaces.layout import Layout
@@ -43,7 +42,7 @@ _FLOAT64, _BOOL = np.dtype(np.float64), np.dtype(np.bool_)
 def ends_program(exc: BaseException) -> bool:
     """Return whether an exception that was raised on the loop is not the env's own, such as Ctrl-C.
 
-    A CancelledError counts as the env's own: the loop cancels nothing in the middle of a call, and a task that let it
+    A CancelledError counts as the env's own: the loop cancels nothing in the middle of a call. A task that let it
     through would end silently.
     """
     return not isinstance(exc, (Exception, asyncio.CancelledError))
@@ -176,7 +175,7 @@ class OwnedEnv:
     # ------------------------------------------------------------ work, on the thread that calls it
 
     def step(self, actions: Any, copy: bool, images: ImageRequest | None, slots: Slots | None = None) -> StepResult:
-        """Step the env, and check what it gives; any exception is the env's.
+        """Step the env, and check its results; any exception is the env's.
 
         Args:
             actions: a checked batch of actions of all slots.
@@ -212,7 +211,7 @@ class OwnedEnv:
         options: dict[str, Any] | None,
         images: ImageRequest | None,
     ) -> ResetResult:
-        """Reset the slots of a mask (None: all), and check what the env gives; any exception is the env's."""
+        """Reset the slots of a mask (None: all), and check the results; any exception is the env's."""
         start_s = perf_counter()
         obs, info = reset_vector_env(self.env, seed, mask, options)
         self.reset_times.record(perf_counter() - start_s)

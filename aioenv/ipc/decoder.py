@@ -26,7 +26,7 @@ from aioenv.ipc.frames import (
     decode_header,
     new_tuple,
 )
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = ["Decoder"]
 
@@ -45,19 +45,19 @@ def allocate(size: int) -> memoryview:
 
 @read_by_c
 class Decoder:
-    """Decode the frames of one stream, whatever chunks its bytes come in.
+    """Decode the frames of one stream, whose bytes may come in any chunks.
 
     If any method raises anything but `WireError`, that is a bug, or `buffers_for` raised (which breaks the stream). A
     broken stream stays broken: `next_frame` first returns the frames before the fault, then raises the same error
     forever. A header that announces more than the limits breaks the stream before any memory is allocated.
 
     Args:
-        buffers_for: called once a header is complete and checked. Returns the buffers (writable, of format "B") for
-            the fixed part, or None for scratch memory. If the lengths of the buffers don't add up to `header.fixed`,
-            scratch memory is used too, so that a reply that has grown can be inspected instead of being cut. It may be
+        buffers_for: called once a header is complete and checked. Returns the buffers (writable, of format "B") for the
+            fixed part, or None for scratch memory. If the lengths of the buffers don't add up to `header.fixed`,
+            scratch memory is used too. So a reply that has grown can be inspected instead of being cut. It may be
             called before the preceding frames have been taken, so frames in flight need buffers of their own.
         predict_buffers: called by `buffers` between two frames. Returns the object that `buffers_for` will probably
-            return for the next frame, or None. Its buffers may be overwritten whatever frame comes.
+            return for the next frame, or None. Its buffers may be overwritten by any frame.
         max_scratch: the maximum length of a fixed part in scratch memory, in bytes.
         max_payload: the maximum length of a payload, in bytes.
 

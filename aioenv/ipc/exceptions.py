@@ -34,8 +34,8 @@ def dump_exception(exc: BaseException) -> bytes:
 
     An attribute that does not pickle is left out, and an argument that does not is replaced by its `repr`; a note says
     so. Another exception of the chain that can't be sent is replaced by an `AioenvError` with its class and message.
-    Classes may be local or defined in `__main__`: they are pickled by value, and become the very same classes again in
-    the process that sent them (in a factory, say).
+    Classes may be local or defined in `__main__`: they are pickled by value. In the process that sent them (in a
+    factory, say) they become the same class objects again.
 
     Raises:
         BaseException: if `exc` itself can't be sent; it says why.

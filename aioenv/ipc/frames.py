@@ -8,7 +8,7 @@ A frame is a header, a fixed part and a payload::
     +------+--+--+--------+-----------+-------+-------+----------+------------+--------+----------+
 
 All integers are little-endian. The *fixed part* is raw numpy memory, in the order that both sides agreed on at
-start-up; it is copied straight from one side's arrays into the other's. The *payload* has a variable length. Both
+start-up. It is copied straight from one side's arrays into the other's. The *payload* has a variable length. Both
 CRC-32s are mandatory: they cost less than 0.1 ns per byte (zlib's 0.4 ns), which is less than the copy through the
 kernel. A header's CRC continues from the CRC of the header before it (the first starts from 0), so it covers the whole
 stream so far. A missing, repeated or misplaced frame is therefore detected like a flipped bit. Any mutation of a stream
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aioenv import speedups
 from aioenv.errors import WireError
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = [
     "HEADER_BYTES",
@@ -161,8 +161,8 @@ def decode_header(data: memoryview, offset: int = 0, chain: int = 0, max_payload
     """Decode the header in the `HEADER_BYTES` bytes from `offset`; the header before it had the CRC `chain`.
 
     Raises:
-        WireError: if the bytes are no header: wrong magic, version, CRC or kind, or a length over its maximum; or if
-            it announces a payload of more than `max_payload` bytes.
+        WireError: if the bytes are no header (wrong magic, version, CRC or kind, or a length over its maximum), or
+            announce a payload of more than `max_payload` bytes.
     """
     magic, version, kind, request, generation, fixed, payload, body_crc, crc = _WHOLE.unpack_from(data, offset)
     if magic != MAGIC:

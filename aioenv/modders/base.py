@@ -55,7 +55,7 @@ class Modder:
         self.rng = np.random.default_rng(seed)
 
     def randomize(self) -> None:
-        """Give all that this modder edits a random look."""
+        """Give everything that this modder edits a random look."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a new look is: write randomize()")
 
     def restore(self) -> None:

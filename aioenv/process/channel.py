@@ -26,7 +26,7 @@ from aioenv.errors import WireError
 from aioenv.ipc import frame_io
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Buffer, Encoder, Frame, Kind
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 if TYPE_CHECKING:
     from aioenv.process.connection import OutstandingRequests
@@ -114,7 +114,7 @@ class Channel(Protocol):
 
 
 class ChannelEnds(NamedTuple):
-    """Both ends of a new channel: what a launch method needs to know about it.
+    """Both ends of a new channel, for a launch method.
 
     Attributes:
         connect: makes the parent's `Channel`; called once, with the requests whose replies it reads.

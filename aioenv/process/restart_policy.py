@@ -21,8 +21,8 @@ class RestartPolicy:
     """Start a worker again whose process died, with the same factories.
 
     Without `resume`, its slots' episodes are over: the next result of each is `truncated=True` with reward 0,
-    `info["restarted"]` and the last observation that is known. The next episode is seeded from the slot's last seed
-    (and from how often the worker was restarted), so that a run with the same faults is the same.
+    `info["restarted"]` and the last observation that is known. The next episode is seeded from the slot's last seed and
+    the number of restarts of its worker. So a run with the same faults is the same.
 
     Attributes:
         max_restarts: the number of restarts in `within_s` seconds after which the next death is final (`WorkerDied`).

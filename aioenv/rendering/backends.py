@@ -49,7 +49,7 @@ _NO_DEVICE = re.compile(r"MUJOCO_EGL_DEVICE_ID .*between 0 and (\d+) \(inclusive
 
 # Parts of the names of OpenGL implementations that draw on the CPU.
 _SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software", "swiftshader", "gdi generic", "basic render")
-# Kernel drivers of GPUs. (Others only display what a server draws.)
+# Kernel drivers of GPUs. (Others only display images that a server draws.)
 _GPU_DRIVERS = set(
     "nvidia nouveau amdgpu radeon i915 xe panfrost panthor lima msm v3d vc4 etnaviv tegra asahi powervr".split()
 )
@@ -75,9 +75,9 @@ def general_install_hint() -> str:
 def candidate_backends(backend: str | None, devices: Sequence[int] | None = None) -> tuple[str, ...]:
     """Return the backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
 
-    The best is EGL, the only one that uses a GPU without a display, then GLFW if there is a display, then OSMesa; on
-    macOS CGL, then GLFW. With `devices` it is EGL alone, where there is EGL: the others have no devices, and would draw
-    on the CPU in place of a device that does not exist.
+    The best is EGL, the only one that uses a GPU without a display. Then come GLFW if there is a display, and OSMesa;
+    on macOS CGL, then GLFW. With `devices` it is EGL alone, where there is EGL. The others have no devices, and would
+    draw on the CPU in place of a device that does not exist.
 
     Raises:
         ValueError: if there is no such backend here.

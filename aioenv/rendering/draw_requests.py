@@ -1,4 +1,4 @@
-"""The messages between render pools and their workers: what a RENDER frame asks for, and what its reply has.
+"""The messages between render pools and their workers: the payloads of RENDER frames and of their replies.
 
 The fixed part of a RENDER frame is the states, one row after the other; its payload is a `DrawRequest`. The reply has
 the images as its fixed part unless the worker draws into shared memory. Its payload is how long the drawing took.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 
 from aioenv.ipc.messages import dump, load
-from aioenv.rendering.image_memory import ImageLocation
+from aioenv.rendering.images import ImageLocation
 
 __all__ = [
     "DrawRequest",
@@ -42,7 +42,7 @@ class DrawSettings(NamedTuple):
         views: the cameras: of a `RenderPool` as `cameras.View`, of a `StepRenderPool` as `RenderConfig.cameras`.
         depth: whether there are depth images.
         segmentation: whether there are segmentation images.
-        option: what is visible (see `cameras.Option`).
+        option: the visual options (see `cameras.Option`).
     """
 
     width: int

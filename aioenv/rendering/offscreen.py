@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import RenderError
-from aioenv.rendering.contexts import make_contexts, set_top_first
-from aioenv.rendering.quality import RenderQuality
-from aioenv.rendering.uploads import Uploads
+from aioenv.rendering.config import RenderQuality
+from aioenv.rendering.contexts import Uploads, make_contexts, set_top_first
 from aioenv.state.assets import Assets
 
 __all__ = ["MAX_GEOM", "TEXTURED", "OffscreenRenderer", "acquire_offscreen", "release_offscreen"]
@@ -40,7 +39,7 @@ class OffscreenRenderer:
 
     Args:
         model: the model; `quality` writes to it, and later edits of it show.
-        quality: what is drawn.
+        quality: the render quality.
         max_geom: how many geoms a scene may have besides the model's own.
         assets: of the model; None to compute them.
 
@@ -122,7 +121,7 @@ class OffscreenRenderer:
         Args:
             data: the state.
             camera: where it is seen from; a tracking one is written to.
-            option: what is visible.
+            option: the visual options.
             width: of the images, in pixels.
             height: of the images, in pixels.
         """

@@ -1,8 +1,8 @@
 """`RenderQueue`: the draw requests of one render worker, for `RenderPool` and for the images of steps alike.
 
 A pool makes a `DrawJob` of each call and shares its states out among the queues of its workers. A queue sends them in
-chunks, watches that the worker makes progress (`Watchdog`), and repeats what was lost when a worker is restarted. The
-two pools differ in their jobs and in their `QueuePolicy` only.
+chunks, watches that the worker makes progress (`Watchdog`), and repeats lost chunks when a worker is restarted. The two
+pools differ in their jobs and in their `QueuePolicy` only.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PackedRequest(NamedTuple):
     Attributes:
         states: the fixed part.
         payload: the rest (see `draw_requests.dump_request`).
-        into: what the images are read into if they are sent with the reply.
+        into: the arrays that images are read into if they are sent with the reply.
         staged: images that the job has to copy to where they belong; None if there is nothing to copy.
     """
 
@@ -129,7 +129,7 @@ class DrawJob(ABC):
     @property
     @abstractmethod
     def wanted(self) -> bool:
-        """Whether there is a reason to draw what is left of it."""
+        """Whether there is a reason to draw the remaining rows."""
 
     @property
     @abstractmethod
@@ -157,8 +157,8 @@ class QueuePolicy(NamedTuple):
         max_in_flight: how many chunks a worker has at most: one to draw, others to go on with; None for all at once.
         max_redraws: how often a chunk is drawn again whose worker died over it; None for any number of times. Chunks
             behind it in the same worker are always drawn again.
-        on_late: called with a worker that is late before that is killed; returns the error of what it was drawing, or
-            None if that is the worker's death.
+        on_late: called with a late worker before it is killed. It returns the error of the chunk that was being drawn;
+            None: the worker's death.
     """
 
     timeout_s: float | None
@@ -190,7 +190,8 @@ class RenderQueue:
 
     Args:
         worker: the worker.
-        restarter: restarts it when it died; None: its loss is final. policy: its limits.
+        restarter: restarts it when it died; None: its loss is final.
+        policy: the limits of the worker.
 
     Attributes:
         trace: the timeline that is being collected, if the jobs of the pool are numbered.
@@ -322,7 +323,7 @@ class RenderQueue:
         return _reply_error(self._worker, death) or death
 
     def close(self, error: Exception) -> None:
-        """Fail all that is and will be in the queue."""
+        """Fail all rows of the queue, and those that are added later."""
         self._end(lambda: error)
 
     def _end(self, make_error: Callable[[], Exception]) -> None:

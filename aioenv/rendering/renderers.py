@@ -1,7 +1,8 @@
 """Drawing states with MuJoCo: the renderers of render workers, and of envs that draw their own observations.
 
-`ModelRenderer` has the one function that draws a state. `SourceRenderer` draws an env of Gymnasium as it is seen,
-`StepRenderer` many of them for a `StepRenderPool`, and `PoolRenderer` the states of a `RenderPool`, with modders.
+`ModelRenderer` has the one function that draws a state. `SourceRenderer` draws an env of Gymnasium with its own camera
+and options, `StepRenderer` many of them for a `StepRenderPool`. `PoolRenderer` draws the states of a `RenderPool`, with
+modders.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import numpy.typing as npt
 
 from aioenv.ipc.messages import load
 from aioenv.rendering.cameras import ResolvedCamera, make_option, source_view
-from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.config import RenderConfig, RenderQuality, parse_quality
 from aioenv.rendering.contexts import opengl_name
 from aioenv.rendering.draw_requests import DrawRequest, DrawSettings, ModelChanges
 from aioenv.rendering.images import ImageArrays
 from aioenv.rendering.offscreen import TEXTURED, OffscreenRenderer, acquire_offscreen, release_offscreen
-from aioenv.rendering.quality import RenderQuality, parse_quality
 from aioenv.state.assets import Assets
 from aioenv.state.model_edits import field_of, implied_edits, set_field, write_fields
 from aioenv.state.render_source import MujocoSource, load_model, patch_model, read_state
@@ -62,7 +62,7 @@ class ModelRenderer:
             # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
             mujoco.mj_forward(model, data)
         except mujoco.FatalError:
-            self._data = mujoco.MjData(self._model)  # what was on its stack would stay there until that is full
+            self._data = mujoco.MjData(self._model)  # else objects on its stack would stay there until it is full
             raise
         offscreen = self._offscreen
         rgb, depth, segmentation = images
@@ -244,7 +244,7 @@ class PoolRenderer(ModelRenderer):
     Args:
         model: the bytes of an MJB file.
         state_spec: which parts of the state states consist of, of `mujoco.mjtState`.
-        quality: what is drawn.
+        quality: the render quality.
         modders: makes the modders.
         seed: of the modders.
     """
@@ -323,8 +323,8 @@ class PoolRenderer(ModelRenderer):
 class ModderStack:
     """Applies the looks that modders give a model, one at a time.
 
-    A look is a function of the pool's seed, the slot and how often the slot was randomised. It depends neither on what
-    was drawn before nor on which worker draws.
+    A look is a function of the pool's seed, the slot and how often the slot was randomised. It depends neither on
+    earlier images nor on the worker that draws.
 
     Args:
         modders: makes each modder, from the model and a function that it calls with each texture that it edits.

@@ -1,10 +1,10 @@
 """Images of the states that steps return: requested when a step is sent, drawn while the next steps run.
 
-`StepImages` keeps one `ImageRequest` for each step or reset that is sent. Its images are drawn by a `StepRenderPool`
-from the physics states that come with each reply, or by the envs' workers themselves after they have replied. For each
-slot the two newest requests are kept: that of the result that was returned last, and that of the one in flight. An
-older request whose images are neither returned nor waited for is dropped unless its drawing has begun. `ImageStream`
-iterates over the images of all results.
+`StepImages` keeps one `ImageRequest` for each step or reset that is sent. Its images are drawn by a `StepRenderPool`,
+from the physics states that come with each reply, or by the envs' workers after they have replied. For each slot the
+two newest requests are kept: that of the result that was returned last, and that of the one in flight. An older request
+whose images are neither returned nor waited for is dropped unless its drawing has begun. `ImageStream` iterates over
+the images of all results.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ import numpy.typing as npt
 
 from aioenv.errors import RenderError, WireError
 from aioenv.ipc.frames import Frame
-from aioenv.ipc.messages import Failure, load, reason_of
-from aioenv.ipc.partial_unpickling import find_unreadable, load_partially
+from aioenv.ipc.messages import Failure, find_unreadable, load, load_partially, reason_of
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.images import stack_images
 
 if TYPE_CHECKING:
-    from aioenv.rendering.image_memory import ImageBuffer
+    from aioenv.rendering.images import ImageBuffer
     from aioenv.rendering.step_pool import RenderContext, StepRenderPool
     from aioenv.state.render_source import RenderUpdate
     from aioenv.tracing.timeline import Trace
@@ -48,10 +47,10 @@ class ImageRequest:
     Attributes:
         slots: int64, ascending.
         buffer: the arrays that the render pool draws on; None until its drawing begins.
-        images: what the envs' workers drew, where they draw.
+        images: the images that the envs' workers drew, where they draw.
         undrawn: how many slots have neither an image nor an error yet.
-        users: how many need it: slots for which it is one of the two newest requests or the current one, callers that
-            wait for it, and streams that hold it.
+        users: how many need it: slots for which it is the current request or one of the two newest, waiting callers,
+            and streams that hold it.
         error: the first error.
         missing: slots without an image, once that is known.
         done: has a result once every image is there or has failed.
@@ -293,7 +292,7 @@ class StepImages:
         try:
             error = self._read_images(worker, request, slots, frame.payload)
         except Exception as exc:
-            error = RenderError(f"what slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
+            error = RenderError(f"the images that slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
             error.slots = tuple(slots.tolist())
         self._finish(request, slots, error, (error and error.slots) or None)
 
@@ -336,7 +335,7 @@ class StepImages:
     # ------------------------------------------------------------ to the user
 
     async def render(self, wait: WaitForImages) -> Any:
-        """Return images of the states that were returned last: an array, or a tuple of what was asked for.
+        """Return images of the states that were returned last: an array, or a tuple of the kinds that were asked for.
 
         Where the workers draw, it is a tuple of N images if they don't stack.
 

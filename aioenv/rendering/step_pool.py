@@ -19,8 +19,7 @@ from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import candidate_backends
 from aioenv.rendering.config import RenderConfig, parse_devices
 from aioenv.rendering.draw_requests import DrawRequest, Edits, ModelChanges, dump_request
-from aioenv.rendering.image_memory import ImageBuffer
-from aioenv.rendering.images import ImageArrays
+from aioenv.rendering.images import ImageArrays, ImageBuffer
 from aioenv.rendering.queue import DrawJob, PackedRequest, QueuePolicy, Rows
 from aioenv.rendering.render_service import step_service
 from aioenv.rendering.workers import RenderWorkers
@@ -81,12 +80,12 @@ class StepRenderPool:
         config: what to draw.
         transport: how images come back (see `RenderPool`).
         start, channel: how workers are started and reached (see `AsyncVectorEnv`).
-        log_prefix: goes before what the workers print.
+        log_prefix: the prefix of the workers' output.
         start_timeout_s: how long they may take to start, in seconds.
-        restart: restart workers that died, and draw what they had not; None: their slots have no images.
+        restart: restart workers that died, and draw their remaining states; None: their slots have no images.
         timeout_s: how long a worker may finish nothing that it was given before it is late, in seconds; None for ever.
-        on_timeout: with "kill" a late worker is killed for good. With "raise" or "restart" it is killed and restarted
-            if `restart` is given, and left alone otherwise.
+        on_timeout: with "kill" a late worker is killed and not replaced. With "raise" or "restart" it is killed and
+            restarted if `restart` is given, and left alone otherwise.
 
     Attributes:
         replaced: how many workers were killed for being late.
@@ -140,7 +139,7 @@ class StepRenderPool:
         """Start the workers, on the first backend that works. If this is cancelled, they are ended.
 
         Raises:
-            RenderError: if no backend works; the message says what each one reported, and what to install.
+            RenderError: if no backend works; the message has the report of each one, and says what to install.
             ValueError: if a model does not have the camera that was asked for.
             WorkerStartError: if a worker failed to start for another reason.
         """
@@ -221,7 +220,7 @@ class StepRenderPool:
         """Store new models, and states that are longer than a row, before the states that are drawn with them.
 
         Args:
-            updates: slots, and what came for each.
+            updates: slots, each with its update.
         """
         by_slot: dict[int, list[RenderUpdate]] = {}
         for slot, update in updates:
@@ -299,10 +298,10 @@ class StepRenderPool:
         Args:
             slots: k slots.
             states: float64 of shape `(k, state_size)`; copied.
-            buffer: what is drawn into.
+            buffer: the arrays that are drawn into.
             first: the row of the first state; the others follow, in the order of `slots`.
-            on_done: called once, on the loop, when all images are drawn, or with the first error when all that could be
-                drawn are. The error's `slots` are all that could not, whose rows are zero.
+            on_done: called once, on the loop, when all images are drawn or have failed, with the first error or None.
+                The error's `slots` are those of all failed images, whose rows are zero.
             context: of `context_of`, if that was called earlier.
         """
         context = self.context_of(slots, states) if context is None else context
@@ -322,7 +321,7 @@ class _StepJob(DrawJob):
         slots: the slots.
         states: their states, not shared with the caller.
         sources: the number of each slot's source; None if there is only one.
-        context: what they are drawn with.
+        context: the edits and models that they are drawn with.
         changes: makes the changes to the models of a worker.
         buffer, first, on_done: see `StepRenderPool.submit`.
     """

@@ -19,24 +19,24 @@ from aioenv.process.restart import Restarter
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import backend_environment, no_backend_error, warn_of_software
-from aioenv.rendering.image_memory import ImageMemory
+from aioenv.rendering.images import ImageMemory
 from aioenv.rendering.queue import DrawJob, QueuePolicy, RenderQueue, Rows
 
 __all__ = ["RenderWorkers"]
 
 
 class RenderWorkers:
-    """Render workers, all with the same service, each with a queue of what it is to draw.
+    """Render workers, all with the same service, each with its queue.
 
     Args:
-        service: a callable that makes the service; the snapshot of what it reaches is taken here.
+        service: a callable that makes the service; the snapshot of its code is taken here.
         count: how many workers.
         policy: of their queues.
         backends: OpenGL backends to try, in order.
         devices: for each worker, the device that it draws on; None to let MuJoCo choose.
         start, channel: how workers are started and reached (see `AsyncVectorEnv`).
         needed: modules that the service will import (see `Worker`).
-        log_prefix: goes before what the workers print.
+        log_prefix: the prefix of the workers' output.
         start_timeout_s: how long they may take to start, in seconds.
         restart: restart workers that died; None: they are lost.
         share: have memory that the workers share with this process, where the platform has it.
@@ -110,7 +110,7 @@ class RenderWorkers:
         Warns with a SoftwareRenderWarning if the CPU draws though there is a GPU.
 
         Raises:
-            RenderError: if no backend works; the message says what each one reported, and what to install.
+            RenderError: if no backend works; the message has the report of each one, and says what to install.
             WorkerStartError: if a worker failed to start for another reason than OpenGL; it has the traceback.
             StartTimeout: if no worker started in time, on any backend.
         """
@@ -188,7 +188,7 @@ class RenderWorkers:
             worker.on_death = queue.on_death
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all that is being drawn, as the pool is being closed."""
+        """Fail all rows of all queues, as the pool is being closed."""
         for queue in self.queues:
             queue.close(error)
 
@@ -218,7 +218,7 @@ class RenderWorkers:
             worker.forget_code()
 
     def _free(self) -> None:
-        """Close the memory's descriptor; what is mapped lives as long as the arrays over it."""
+        """Close the memory's descriptor; mappings live as long as the arrays over them."""
         self._forget_code()
         self.image_memory.clear()
         memory, self.memory = self.memory, None

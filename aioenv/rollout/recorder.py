@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from aioenv.core.backend import InitialState, SlotGroup, StepOutcome
 from aioenv.errors import ActionError
-from aioenv.spaces.action_checks import as_array
+from aioenv.spaces.checks import as_array
 from aioenv.spaces.layout import Arrays, Layout, _ObjectNode
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class _RolloutArrays(NamedTuple):
 class Rollout(_RolloutArrays):
     """The result of `rollout`: `[t, i]` is the t-th step of slot i. The arrays are yours.
 
-    If a space is a Dict or Tuple, so are `obs` and `actions`, of arrays; leaves that are not arrays (Text, Graph,
+    If a space is a Dict or Tuple, so are `obs` and `actions`, of arrays. Leaves that are not arrays (Text, Graph,
     Sequence) are object arrays of shape `(steps, num_envs)`.
 
     Attributes:
@@ -90,8 +90,9 @@ class Rollout(_RolloutArrays):
         terminated: bool, `(steps, num_envs)`.
         truncated: bool, `(steps, num_envs)`.
         valid: bool, `(steps, num_envs)`: whether the env was stepped with that action. It was not if NEXT_STEP reset it
-            instead (the step after the last one of an episode, with reward 0). Nor if a restarted worker reported the
-            end of a lost episode, or if an error's `partial` has no result. Learn only from rows where it is True.
+            instead (the step after the last one of an episode, with reward 0). It was not, either, if a restarted
+            worker reported the end of a lost episode, or if an error's `partial` has no result. Learn only from rows
+            where it is True.
         last_obs: `(num_envs, *shape)`, the observations after the last step.
         infos: a sequence of `steps` info dicts, as `step` returns them.
         extras: the other arrays that the policy returned, by name, `(steps, num_envs, …)`, in a dtype that holds all

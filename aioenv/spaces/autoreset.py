@@ -22,7 +22,7 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import EpisodesDone
-from aioenv.spaces.outcomes import BOOLS, NUMBERS, check_info, describe, flag_of, number_of, with_numerics_check
+from aioenv.spaces.checks import BOOLS, NUMBERS, check_info, describe, flag_of, number_of, with_numerics_check
 from aioenv.speedups import step_rows
 
 if TYPE_CHECKING:

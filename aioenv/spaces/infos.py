@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from aioenv import speedups
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = [
     "MAX_SCHEMAS",
@@ -671,7 +671,7 @@ def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
             for position, info in rows:
                 infos = merger._add_info(infos, info, position)  # type: ignore[misc]
     except (ValueError, TypeError, AttributeError, ArithmeticError, Warning) as exc:  # warnings may be errors
-        # Gymnasium would lose the whole step key_path, or the value; as objects, nothing is lost
+        # Gymnasium would lose the whole step here, or the value; as objects, nothing is lost
         _log.warning("infos do not fit one array a key (%s); they are given as objects", exc)
         infos, masks = {}, {}
         for position, info in rows:

@@ -55,8 +55,8 @@ def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int,
 def send_steps(parts: list[Any], views: list[memoryview], cuts: list[list[slice]], payloads: list[bytes], /) -> int:
     """Send a step to workers, in order, up to the first that Python must send to.
 
-    Python sends if the worker is down or traced, has unsent bytes or abandoned requests, if its worker request has no
-    `fast_reply`, or if the kernel takes no bytes. If the kernel takes some of the bytes, the channel sends the others
+    Python sends if the worker is down or traced, has unsent bytes or abandoned requests, or its worker request has no
+    `fast_reply`; also if the kernel takes no bytes. If the kernel takes some of the bytes, the channel sends the others
     later.
 
     Args:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.ipc.frames import crc32
+from aioenv.mujoco_versions import array_names
 from aioenv.state.model_edits import SHOWN
-from aioenv.state.mujoco_versions import array_names
 
 if TYPE_CHECKING:
     import mujoco
@@ -30,8 +30,8 @@ LOOKS: tuple[Looks, ...] = ("each reset", "each step", "never")
 
 # The warning about edits that images may have missed.
 LATE = (
-    "images: an env has edited in a step what OpenGL has a copy of (a height field, texture, mesh or fog), and images "
-    "since then may show what was there before. From now on its edits are looked for in each step, which "
+    "images: an env has edited in a step data of which OpenGL has a copy (a height field, texture, mesh or fog), and "
+    "images since then may show the old data. From now on its edits are looked for in each step, which "
     'RenderConfig(edits="each step") has from the start'
 )
 
@@ -188,7 +188,7 @@ class Assets:
         kinds: kinds of parts ("hfield", "tex", "mesh").
 
     Attributes:
-        frame: a digest of what an OpenGL context is built from; the parts can be uploaded to it later.
+        frame: a digest of the arrays that an OpenGL context is built from; the parts can be uploaded to it later.
         parts: a digest of each part that can be uploaded.
     """
 

@@ -1,6 +1,6 @@
 """Checkpoints: what it takes to go on after a worker's death, as a row of 64-bit words that each reply carries.
 
-A row holds MuJoCo's integration state, not what is derived from it. So the checkpoint *before* an operation and the
+A row holds MuJoCo's integration state, not the values derived from it. So the checkpoint *before* an operation and the
 operation itself are kept. Replaying the operation restores the derived quantities, which the next reward may depend on.
 The checkpoint *after* it tells whether the replay was exact. Words are copied and compared but never calculated with:
 some are float64, some integers, some neither.
@@ -22,10 +22,10 @@ import numpy.typing as npt
 from gymnasium import Env
 
 from aioenv.ipc.messages import dump
+from aioenv.mujoco_versions import lets_sleep
 from aioenv.spaces.seeding import generator_from_words, live_state, seed_from_words, seed_words, state_words
 from aioenv.state.model_edits import ModelEdits, may_edit
-from aioenv.state.mujoco_versions import lets_sleep
-from aioenv.state.wrapper_stack import KINDS, REMEDY, inspect_stack, mark_in_progress, python_values
+from aioenv.state.snapshot import KINDS, REMEDY, inspect_stack, mark_in_progress, python_values
 
 __all__ = ["Checkpoints", "RowCheckpoint"]
 
@@ -258,7 +258,7 @@ class Checkpoints:
     Args:
         rows: one `RowCheckpoint` a row, whose sizes are all above 0.
         size: how many words each row has room for.
-        pending_resets: what replaces the next step of each row: the very list that steps change.
+        pending_resets: the replacement of the next step of each row: the same list object that steps change.
 
     Attributes:
         array: float64 `(rows, size)`.

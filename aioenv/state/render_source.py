@@ -19,9 +19,9 @@ import numpy.typing as npt
 from gymnasium import Wrapper
 
 from aioenv.ipc.messages import dump
+from aioenv.mujoco_versions import columns_of
 from aioenv.state.assets import AssetWatch, Looks
 from aioenv.state.model_edits import SHOWN, field_of, flat_fields, may_edit, seen_fields
-from aioenv.state.mujoco_versions import columns_of
 
 if TYPE_CHECKING:
     import mujoco
@@ -288,7 +288,7 @@ class EnvRenderable:
         looks: when to look for edits.
 
     Attributes:
-        source: what the next image is drawn from.
+        source: the source of the next image.
         updates: must be sent beside the next rows; `take_updates` clears it.
     """
 
@@ -358,7 +358,7 @@ class EnvRenderable:
             self._watch.late = False
 
     def read(self, row: npt.NDArray[np.float64]) -> None:
-        """Write the state that an image is drawn from into a row, and add what must be sent beside it to `updates`.
+        """Write the state that an image is drawn from into a row, and add the data to send beside it to `updates`.
 
         Raises:
             ValueError: as `refresh`; or if the state does not fit and nothing can be sent beside it.
@@ -386,13 +386,13 @@ class EnvRenderable:
             row[0] = -self._count
 
     def take_updates(self) -> list[RenderUpdate]:
-        """Return what must be sent beside the rows that were read, and clear it."""
+        """Return the data to send beside the rows that were read, and clear it."""
         updates, self.updates = self.updates, []
         return updates
 
 
 def find_pixel_renderable(env: Any) -> EnvRenderable | None:
-    """Return what the wrapper that makes images the observations draws, if there is such a wrapper."""
+    """Return the renderable of the wrapper that makes images the observations, if there is such a wrapper."""
     while isinstance(env, Wrapper):
         try:  # not `vars(env)`: CPython makes a dict of it for good, and each step of the env is slower by 3 %
             if isinstance(renderable := getattr(env, "_renderable", None), EnvRenderable):
@@ -415,7 +415,7 @@ class PhysicsBatch(Protocol):
     For terminal images under SAME_STEP it has `final_physics_states(slots)`: the terminal states of slots whose
     episodes the last step has ended, in the same form.
 
-    If slots can be put into states while their observations stay the same until the next step, it has
+    Slots may be put into states while their observations stay the same until the next step. Then it has
     `observed_physics_states(slots)`: the states that the observations show, in the same form.
 
     If its `pool` is a `SimPool`, images show the fields of the model that have a value for each slot.

@@ -198,9 +198,9 @@ class CountEpisodes(Wrapper[Any, Any, Any, Any]):
 class SeedPlan:
     """A list of seeds for all episodes: episode k of slot i gets seed `i + k * num_envs`, modulo its length.
 
-    So the seeds are the same for any number of workers, whatever the timing. The number of episodes that a slot has
-    begun is in memory that all processes share, so a worker that is restarted continues the plan. Where memory can't be
-    shared, it starts the plan again.
+    So the seeds are the same for any number of workers and any timing. The number of episodes that a slot has begun is
+    in memory that all processes share, so a worker that is restarted continues the plan. Where memory can't be shared,
+    it starts the plan again.
 
     Args:
         seeds: int64.

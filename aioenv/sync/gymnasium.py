@@ -31,9 +31,8 @@ from aioenv.errors import (
     WorkerStartError,
 )
 from aioenv.process.launch import START_METHODS
-from aioenv.sync.blocking import BlockingVectorEnv
+from aioenv.sync.blocking import BlockingStep, BlockingVectorEnv
 from aioenv.sync.portal import PortalCall
-from aioenv.sync.stepping import BlockingStep
 
 __all__ = ["AsyncVectorEnv"]
 
@@ -77,8 +76,8 @@ class AsyncVectorEnv(
             has it. A warning says so if the workers are idle in the first second of steps.
 
     Raises:
-        ValueError: if an argument is none of the values it may have; if `worker` is given; if an observation space is
-            of a kind of your own and `shared_memory` is True.
+        ValueError: if an argument has a wrong value, if `worker` is given, or if an observation space is of a kind of
+            your own and `shared_memory` is True.
         TypeError: if an element of `env_fns` is not callable or can't be pickled; if an observation space has no
             fixed size and `shared_memory` is True.
         SpaceMismatchError: if the envs' spaces can't be batched (it is a RuntimeError).
@@ -102,8 +101,8 @@ class AsyncVectorEnv(
     ) -> None:
         if worker is not None:
             raise ValueError(
-                "worker: a worker function of your own can't be used, the workers here speak another protocol. Do in a "
-                "wrapper of each env what it does, or stay with gymnasium.vector.AsyncVectorEnv"
+                "worker: a worker function of your own can't be used, the workers here speak another protocol. Move "
+                "its work into a wrapper of each env, or stay with gymnasium.vector.AsyncVectorEnv"
             )
         check_max_concurrency(max_concurrency)
         self.env_fns = env_fns
@@ -245,7 +244,7 @@ class AsyncVectorEnv(
     def _prepare_actions(self, actions: Any) -> tuple[Any, bool]:
         """Return actions, and whether they are a list that is sent element by element, pickled.
 
-        They are such a list unless they are the very arrays of the action space: with Gymnasium, envs get actions as
+        They are such a list unless they are exactly the arrays of the action space. With Gymnasium, envs get actions as
         they were given, of any shape and dtype.
         """
         if fits_space(self.action_space, actions):

@@ -1,7 +1,7 @@
 """`Portal`: an event loop on a thread of its own, and how blocking code runs work on it.
 
-A call goes to the loop's thread and back (`PortalCall`). Or the loop's thread stands still for a moment, and the
-caller runs a function on the loop in its place (`LoopHandoff`), which saves two thread switches a step.
+A call goes to the loop's thread and back (`PortalCall`). Or the loop's thread pauses, and the caller runs a function on
+the loop in its place (`LoopHandoff`). That saves two thread switches a step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from aioenv.core.held_signals import HeldSignals
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
+from aioenv.platform import HeldSignals
 
 __all__ = ["MAX_PAUSE_S", "SIGNAL_CHECK_S", "DeferredCall", "LoopHandoff", "Portal", "PortalCall"]
 
@@ -167,7 +167,7 @@ class Portal:
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled, and its end is waited for first.
 
         Raises:
-            LoopError: if this is called on the portal's own thread, which would be a deadlock, or in a forked copy of
+            LoopError: if this is called on the portal's own thread (which would be a deadlock), or in a forked copy of
                 the process, where the loop doesn't run.
             ClosedError: if the portal is closed.
         """
@@ -205,7 +205,7 @@ class Portal:
 
         Raises:
             LoopError, ClosedError: as `call`.
-            BaseException: what the coroutine raises before that.
+            BaseException: errors of the coroutine before that.
         """
         call = self.prepare(function, *args, **kwargs)
         try:

@@ -87,7 +87,7 @@ class FaultyEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     Args:
         fault: one of `FAULTS`; None for none.
         when: one of `MOMENTS`: while the factory is imported (see `factory`), in the constructor, or in `reset`,
-            `step`, `render`, `answer` (a call of a method that is not Gymnasium's) or `close`.
+            `step`, `render`, `close` or `answer` (which is not a method of Gymnasium).
         slot: shown in each observation.
         at: the number of the reset, step, … that strikes, counted from 1 over the env's life.
         length: the number of steps after which an episode is truncated; None for never.

@@ -13,8 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TextIO
 
-from aioenv.tracing.ring import RingMemory
-from aioenv.tracing.track import COLLECT_EVERY, Spans, Track
+from aioenv.tracing.track import COLLECT_EVERY, RingMemory, Spans, Track
 
 __all__ = [
     "VARIABLE",

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper
 
 from aioenv.ipc.messages import dump
-from aioenv.spaces.large_boxes import packed
+from aioenv.spaces.layout import packed
 from aioenv.state.checkpoint import RowCheckpoint
 from aioenv.state.render_source import MujocoSource, dump_model, find_source
 from aioenv.worker import worker_context
@@ -130,7 +130,7 @@ def wrapper_layers(env: Any) -> tuple[tuple[int, str], ...]:
 
 
 def check_env(env: Any) -> Env[Any, Any]:
-    """Return what a factory made; raise a TypeError, which says what to do, if that is no env."""
+    """Return the env that a factory made; raise a TypeError, which says how to mend it, if it made no env."""
     if problem := explain_no_env(env):
         raise TypeError(f"the factory returned {problem}")
     if missing := [name for name in ("reset", "step", "unwrapped") if not hasattr(env, name)]:

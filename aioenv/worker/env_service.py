@@ -18,13 +18,11 @@ from aioenv.ipc.frames import MAX_FIXED_BYTES, Frame, new_tuple
 from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
 from aioenv.spaces.autoreset import Autoreset, Stepped
 from aioenv.spaces.infos import Gatherer
-from aioenv.spaces.layout import Layout
-from aioenv.spaces.shared_layout import SharedBatch, SharedLayout
+from aioenv.spaces.layout import Layout, SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.state.render_source import EnvRenderable, MujocoSource, find_pixel_renderable
-from aioenv.state.snapshot import Misfit, RawState, read_snapshot, write_snapshot
-from aioenv.state.wrapper_stack import REMEDY
+from aioenv.state.snapshot import REMEDY, Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.stats.counters import SeedPlan
 from aioenv.stats.sharing import counting_paused, unshared_stats
 from aioenv.worker import worker_context
@@ -47,7 +45,7 @@ class EnvService(SlotService):
         factories: functions, one an env, which are called in the order of their rows.
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
-        checkpoints: whether to find out what it takes to resume the envs elsewhere.
+        checkpoints: whether to find out how to resume the envs elsewhere.
         cast: see `ResultRows`.
         by_camera: see `find_source`.
         looks: when to look for edits of models (see `RenderConfig.edits`).
@@ -132,8 +130,8 @@ class EnvService(SlotService):
             seed_plan: gives the seeds of episodes that are reset without one.
 
         Returns:
-            The first checkpoints, float64 of shape `(rows, checkpoint_size)`: what a first reset starts from, which
-            may come without a seed; and rows with what did not fit into theirs. None without checkpoints.
+            The first checkpoints, float64 of shape `(rows, checkpoint_size)`, from which a first reset starts if it
+            comes without a seed; and rows with the bytes that did not fit into theirs. None without checkpoints.
 
         Raises:
             ValueError: if a row can't be resumed, or needs a larger checkpoint.
@@ -592,7 +590,7 @@ class EnvService(SlotService):
             if obs is not None:
                 self._rows.write_observation(0, row, obs)  # a reset of other rows shows it once more
             if state is not None:
-                self._state[row] = state  # what images of that observation are drawn from
+                self._state[row] = state  # the state that images of that observation are drawn from
             self._stepper.replace_lost_env(row, seed, None if over else obs)
 
     def keep_observations(self, rows: Sequence[tuple[int, Any]]) -> None:

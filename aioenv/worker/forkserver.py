@@ -1,7 +1,7 @@
 """The fork server: a single-threaded process that has imported what workers need, and forks them.
 
-It is also the guardian: when the process that it serves is gone, in whatever way, it kills the process groups of all
-workers, of spawned ones too. It descriptors when its control socket does.
+It is also the guardian: when the process that it serves is gone, for any reason, it kills the process groups of all
+workers, spawned ones too. It ends when its control socket does.
 
 The parent starts `python -c` (see `bootstrap` in `process/environment.py`). A fork server that only guards spawned
 workers imports almost nothing.
@@ -67,7 +67,7 @@ class Server:
 
     Args:
         control: the socket that requests come from.
-        parent_pid: the parent; the server cleans up and descriptors once it is gone.
+        parent_pid: the parent; the server cleans up and ends once it is gone.
     """
 
     def __init__(self, control: socket.socket, parent_pid: int) -> None:
@@ -170,7 +170,7 @@ class Server:
         if new_modules:
             boot.become_subreaper()
             if "gymnasium" in sys.modules:
-                importlib.import_module("aioenv.worker.registry").read_registry()
+                importlib.import_module("aioenv.worker.specs").read_registry()
             gc.collect()
             importlib.import_module("aioenv.worker.forkserver_warmup").fill_holes()
             gc.freeze()  # else the first full collection of each worker copies all of it
@@ -272,7 +272,7 @@ class Server:
             sibling.close()
 
     def _reap(self) -> None:
-        """Reap workers that have ended, and kill what is left in their process groups."""
+        """Reap workers that have ended, and kill the rest of their process groups."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 self._reap_worker(ended.si_pid)
@@ -352,7 +352,7 @@ def main(parent_pid: int, control_fd: int) -> None:
     """Run a fork server until the control socket or the parent ends; in a forked process, run the worker."""
     declare_worker_process()
     variables = dict(os.environ)
-    for name in ("SIGINT", *IGNORABLE):  # signals to a whole job, say: the server descriptors with its parent
+    for name in ("SIGINT", *IGNORABLE):  # signals to a whole job, say: the server ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     prepare_streams_for_pipes()
     os.set_inheritable(control_fd, False)  # it was, to get here

@@ -1,7 +1,7 @@
 """Warm up a fork server for its workers: compile the models that they would all load, and fill the holes of the heap.
 
 Compiling a HalfCheetah takes a sixth of the CPU time that a worker needs to start, and 0.6 MiB of its memory. A copy of
-a compiled model has the very same bytes.
+a compiled model has the same bytes.
 """
 
 from __future__ import annotations

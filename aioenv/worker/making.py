@@ -65,7 +65,7 @@ def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], hints
 
 
 def explain_no_env(made: Any, kind: str = "gymnasium.Env") -> str:
-    """Say what a factory returned if it is clearly no env, and what to do; empty if it may be an env.
+    """Explain a factory's result that is clearly no env, and how to mend it; empty if it may be an env.
 
     Args:
         made: the object that the factory returned.
@@ -173,8 +173,8 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
     except TypeError as exc:
         if "'num_envs'" in str(exc):
             exc.add_note(
-                f"it is called with num_envs={num_envs}, to make one gymnasium.vector.VectorEnv of so many slots; what "
-                'makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
+                f"it is called with num_envs={num_envs}, to make one gymnasium.vector.VectorEnv of so many slots; "
+                'a function that makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
             )
         raise
     if problem := explain_no_env(env, "gymnasium.vector.VectorEnv"):

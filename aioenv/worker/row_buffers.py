@@ -78,7 +78,7 @@ class ResultRows:
         shared: for each shared batch, the rows' part of its observation arrays by index of the leaf; one empty dict
             without shared memory.
         state: further arrays of n rows, which every reply carries.
-        cast: whether observations may have another dtype than their space's, and another shape of that size.
+        cast: whether observations may have another dtype than their space's, and another shape of the same size.
 
     Attributes:
         objects: the observations' object leaves, each a list of n.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from aioenv.ipc.exceptions import dump_exception
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
 from aioenv.ipc.messages import Failure, message_of, reason_of, traceback_of, try_call
-from aioenv.tracing.ring import DRAW, REPLY, Ring
+from aioenv.tracing.track import DRAW, REPLY, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_gl import note_missing_opengl
 
@@ -38,9 +38,9 @@ class FastPath(NamedTuple):
             actions.
         actions: the array of all actions.
         steps, resets: the envs' methods.
-        pending: what each row's next step is (see `speedups.step_rows`).
+        pending: the kind of each row's next step (see `speedups.step_rows`).
         seeds: for the next resets, by row.
-        at_end: what is pending after the end of an episode.
+        at_end: the pending value after the end of an episode.
         mark: the word of shared memory that holds the current row.
         into: where results go, for each shared batch.
         fixed_of: gives the arrays that travel for some successive rows.
@@ -115,13 +115,13 @@ class Service(Protocol):
     """
 
     def describe(self) -> Any:
-        """Return what the parent needs to know once the service is up; it must pickle."""
+        """Return the description that the parent gets once the service is up; it must pickle."""
 
     def request_buffers(self, header: Header) -> Sequence[memoryview] | None:
         """Return the buffers to read the fixed part of a request into; None means any memory."""
 
     def expected_buffers(self) -> Sequence[memoryview] | None:
-        """Return what `request_buffers` will probably return for the next request: the very same object."""
+        """Return the object that `request_buffers` will probably return for the next request."""
 
     def fast_path(self) -> FastPath | None:
         """Return what C needs to answer plain steps without Python, or None; the loop asks before each request."""

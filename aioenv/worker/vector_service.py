@@ -15,8 +15,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.ipc.frames import Frame
 from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
 from aioenv.spaces.infos import MAX_SCHEMAS, Column, ColumnGroup, Path, Schema, column_of_objects
-from aioenv.spaces.layout import Layout, byte_view
-from aioenv.spaces.shared_layout import SharedLayout
+from aioenv.spaces.layout import Layout, SharedLayout, byte_view
 from aioenv.state.model_edits import SharedFields, unchanged_fields
 from aioenv.state.render_source import PhysicsReader, find_physics
 from aioenv.worker import worker_context
@@ -49,7 +48,7 @@ class VectorService(SlotService):
         factories: one function for each row, all the same; it is called with `num_envs`.
         num_envs: the number of slots.
         find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
-        checkpoints: whether to find out what it takes to resume the env elsewhere.
+        checkpoints: whether to find out how to resume the env elsewhere.
         with_spec: whether to describe its spec.
         numerics_from: the slot of its first row, which errors about NaN and infinite numbers name; None: no checks.
     """
@@ -214,7 +213,7 @@ class VectorService(SlotService):
         rows: Sequence[int],
         seen: npt.NDArray[np.bool_] | None = None,
     ) -> Reply:
-        """Make the reply about some rows of what the env has returned; for `seen` see `VectorReplies.keep`."""
+        """Make the reply about some rows of the env's results; for `seen` see `VectorReplies.keep`."""
         self._replies.keep(obs, seen)
         if self._checkpoints is not None:
             self._checkpoints.capture(self._ended, complete=self._lost is None)

@@ -24,12 +24,12 @@ from aioenv.state.snapshot import (
     differences,
     encode,
     fingerprint,
+    inspect_stack,
     is_pickled,
     name_counters,
     read_data,
     write_data,
 )
-from aioenv.state.wrapper_stack import inspect_stack
 from aioenv.worker.making import TASKS
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
 class StatefulVectorEnv(Protocol):
     """A vector env, or a wrapper of one, whose slots' states can be read and set.
 
-    A state is all that the next steps of its slot, and the next automatic resets, depend on. Numbers, strings, arrays,
+    A state holds everything that the next steps and automatic resets of its slot depend on. Numbers, strings, arrays,
     and dicts, lists and tuples of these are kept as such, anything else as a pickle. A state must not depend on the
     number of its slot, nor on how many slots there are.
     """
@@ -62,7 +62,7 @@ class StatefulVectorEnv(Protocol):
 
 
 # Stateless wrappers by full name; a subclass is another wrapper.
-_STATELESS = {"aioenv.worker.vector_access.CheckedNumerics", "aioenv.rendering.pixel_states.PixelStates"} | {
+_STATELESS = {"aioenv.worker.vector_access.CheckedNumerics", "aioenv.rendering.pixels.PixelStates"} | {
     f"gymnasium.wrappers.vector.{name}"
     for name in (
         "dict_info_to_list.DictInfoToList",

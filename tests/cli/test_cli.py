@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import aioenv
-from aioenv.cli import main, opengl, rounds
+from aioenv.cli import contenders, main, opengl
 from aioenv.cli.bench import summarize
-from aioenv.cli.contenders import CONTENDERS
+from aioenv.cli.contenders import CONTENDERS, ContenderFailed, NotApplicable, Outcome, Workload, run_contender
 from aioenv.cli.doctor import _report_opengl
 from aioenv.cli.opengl import ProbeResult, probe_opengl
-from aioenv.cli.rounds import ContenderFailed, NotApplicable, Outcome, Workload, run_contender
-from aioenv.loops.video import TiledVideo
+from aioenv.loops.record import TiledVideo
 from aioenv.process.launch import START_METHODS
 from aioenv.rendering import backends
 from aioenv.rendering.images import tile
@@ -278,7 +277,9 @@ def test_bench_reports_what_fails_and_goes_on():
 @pytest.mark.parametrize(("start", "channel"), STARTS)
 def test_bench_starts_workers_and_picks_the_channel_as_asked(start, channel, monkeypatch):
     asked = spy_on_starts(monkeypatch)
-    monkeypatch.setattr(rounds, "run_contender", lambda name, workload, registry: CONTENDERS[name].measure(workload))
+    monkeypatch.setattr(
+        contenders, "run_contender", lambda name, workload, registry: CONTENDERS[name].measure(workload)
+    )
     small = ["bench", "--env", "noop", "--num-envs", "1", "--rounds", "1", "--seconds", "0.01", "--channel", channel]
     assert main([*small, "--only", "aioenv", "aioenv-sync", "--start", start]) == 0
     assert asked == [(start, channel)] * 2

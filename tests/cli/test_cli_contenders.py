@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from aioenv.cli import contenders, rounds
-from aioenv.cli.rounds import ContenderFailed, Workload
+from aioenv.cli import contenders
+from aioenv.cli.contenders import ContenderFailed, Workload
 from benchmarks.metrics import REGISTRY
 
 
 def run_contender(name, workload):
-    return rounds.run_contender(name, workload, REGISTRY)
+    return contenders.run_contender(name, workload, REGISTRY)
 
 
 ODD = """

@@ -8,16 +8,16 @@ import sys
 import gymnasium
 import pytest
 
-from aioenv.cli import env_ids, processes, rounds
+from aioenv.cli import arguments, contenders, processes
+from aioenv.cli.contenders import Workload
 from aioenv.cli.opengl import probe_opengl
-from aioenv.cli.rounds import Workload
 from aioenv.process.launch import START_METHODS
 from benchmarks.metrics import REGISTRY
 from tests.kits.cli_kit import needs_opengl
 
 
 def run_contender(name, workload):
-    return rounds.run_contender(name, workload, REGISTRY)
+    return contenders.run_contender(name, workload, REGISTRY)
 
 
 MINE = """
@@ -68,7 +68,7 @@ def test_opengl_is_tried_without_what_lies_in_the_working_directory(shadowed):
 def test_a_module_that_is_named_for_a_command_leaves_the_standard_library_alone(shadowed, monkeypatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", os.getcwd())])
     monkeypatch.delitem(sys.modules, "random")
-    env_ids.import_here("spare_of_here")
+    arguments.import_here("spare_of_here")
     assert sys.path.index("") > sys.path.index(os.path.dirname(os.__file__))
     before = processes.standard_library_end(["/bin", "/usr/lib/python3.14", "/usr/lib/python3.14/lib-dynload", "/more"])
     assert before == 3 and processes.standard_library_end([]) == 0

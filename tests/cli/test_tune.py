@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import aioenv
-from aioenv.cli import main, rounds, tune
+from aioenv.cli import contenders, main, tune
 from aioenv.platform import usable_cpus
 from aioenv.requirements import has_batch
 
@@ -138,13 +138,13 @@ def playing(monkeypatch, happens):
 
     def play_rounds(entries, rounds_, progress, *, outcomes):
         for label, (_, workload) in entries.items():
-            outcome = outcomes[label] = rounds.Outcome()
+            outcome = outcomes[label] = contenders.Outcome()
             rate = 900 if "backend" in workload.keywords else 100
             outcome.rounds = [{"env_steps": rate, "seconds": 1.0}] * rounds_
             if problem := happens(label, workload.keywords):
                 outcome.problem, outcome.broken = problem, True
 
-    monkeypatch.setattr(rounds, "play_rounds", play_rounds)
+    monkeypatch.setattr(contenders, "play_rounds", play_rounds)
     monkeypatch.setattr(tune, "foreign_load", lambda seconds: 0.0)
 
 

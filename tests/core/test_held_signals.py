@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from aioenv.core.held_signals import HeldSignals
+from aioenv.platform import HeldSignals
 from tests.kits.blocking_kit import Rung, handled
 
 

@@ -14,7 +14,7 @@ import logging
 
 import pytest
 
-from aioenv.sync import portal, stepping
+from aioenv.sync import blocking, portal
 from tests.fuzz.fuzz_chaos import Chaos
 from tests.fuzz.fuzz_images import WAYS, Pictures
 from tests.fuzz.fuzz_kit import Driver
@@ -30,7 +30,7 @@ def drive(kind: str, seed: int, start: str = "forkserver") -> None:
     with asyncio.Runner(loop_factory=loop) as runner, pytest.MonkeyPatch.context() as patch:
         patch.setattr(portal, "new_event_loop", loop)
         if seed % 2:  # the loop of blocking code stands still, and no longer does, as often as it can
-            for module in (portal, stepping):
+            for module in (portal, blocking):
                 patch.setattr(module, "MAX_PAUSE_S", 1e-4)
         runner.run(Driver(seed, kind, start).run(OPERATIONS))
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.payloads import load_reply
+from aioenv.core.requests import load_reply
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import ResetRequest, StepRequest, dump, load
 from aioenv.spaces.infos import SchemaTable, merge_infos

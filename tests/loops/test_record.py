@@ -17,7 +17,7 @@ import pytest
 
 import aioenv
 from aioenv.cli import main
-from aioenv.loops.video import TiledVideo, fps_of
+from aioenv.loops.record import TiledVideo, fps_of
 from aioenv.rendering.images import parse_grid, tile
 from aioenv.requirements import has_batch
 from tests.kits.mocap_kit import MocapEnv

@@ -13,7 +13,7 @@ import pytest
 
 import aioenv
 from aioenv import EnvCreator, EpisodeCounter, SharedRunningStats
-from aioenv.core.worker_code import needed_by
+from aioenv.core.worker_pool import needed_by
 from aioenv.creator import bind_to_slots
 from aioenv.process.launch import START_METHODS
 from aioenv.stats import CountEpisodes, NormalizeObservation, NormalizeReward

@@ -20,7 +20,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
-from aioenv.native.thread_pool import ThreadPool
+from aioenv.native.engines import ThreadPool
 from aioenv.worker.making import is_native_task, make_registered
 from tests.kits.compare import assert_same
 from tests.kits.mujoco_kit import OTHER_ARGUMENTS, TASKS, both, compare

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 
 import aioenv
 from aioenv import sync
-from aioenv.core.held_signals import HeldSignals
+from aioenv.platform import HeldSignals
 from aioenv.testing import leak_check
 from tests.kits.blocking_kit import check_forked_copy
 

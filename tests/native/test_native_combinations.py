@@ -15,9 +15,9 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv import sync
-from aioenv.inprocess.arrays import owned_info
+from aioenv.inprocess.requests import owned_info
+from aioenv.native.engines import ThreadPool
 from aioenv.native.tasks.common import adjacent_view, clamp, negated, norm
-from aioenv.native.thread_pool import ThreadPool
 from aioenv.worker.making import make_registered
 from tests.kits.compare import assert_same
 from tests.kits.mujoco_kit import both

@@ -19,7 +19,7 @@ import pytest
 import aioenv
 from aioenv.process import forkserver
 from aioenv.process.forkserver import AVAILABLE, ForkServer
-from aioenv.worker import registry
+from aioenv.worker import specs
 from tests.kits.process_kit import environment, run_alone
 
 pytestmark = [
@@ -119,11 +119,11 @@ async def test_the_server_has_one_thread_and_what_was_preloaded():
 
 async def test_gymnasiums_own_entries_pickle_to_the_same_in_the_server():
     """So workers need not unpickle them. (The `repr` of some has an address in it, another one in each process.)"""
-    ours = registry._entries()
+    ours = specs._entries()
     async with tellers(1) as envs:
-        (known,) = await envs.call("ask", "sys.modules['aioenv.worker.registry']._known")
-        (digests,) = await envs.call("ask", "sys.modules['aioenv.worker.registry']._digests")
-    assert len(known) > 50 and digests == [registry._digest(known)]
+        (known,) = await envs.call("ask", "sys.modules['aioenv.worker.specs']._known")
+        (digests,) = await envs.call("ask", "sys.modules['aioenv.worker.specs']._digests")
+    assert len(known) > 50 and digests == [specs._digest_of_entries(known)]
     assert {env_id: ours[env_id] for env_id in known} == known
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import aioenv
 from aioenv.ipc.messages import LogLine, pack_log_line, unpack_log_line
+from aioenv.process.failures import LAST_LINES, MAX_LINE_CHARS, OutputLog
 from aioenv.process.launch import START_METHODS
-from aioenv.process.output import LAST_LINES, MAX_LINE_CHARS, OutputLog
 from aioenv.process.process import Output
 from aioenv.testing import FaultyEnv
 from tests.kits.loop_kit import run_on

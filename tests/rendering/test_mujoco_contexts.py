@@ -27,7 +27,7 @@ import json, sys
 import mujoco, numpy as np
 from OpenGL import GL
 from aioenv.rendering import offscreen, contexts
-from aioenv.rendering.quality import FAST, RenderQuality
+from aioenv.rendering.config import FAST, RenderQuality
 
 def renderer_of(xml, quality):
     return offscreen.OffscreenRenderer(mujoco.MjModel.from_xml_string(xml), quality)

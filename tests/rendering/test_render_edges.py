@@ -12,8 +12,8 @@ import pytest
 from gymnasium import Env, spaces
 
 import aioenv
-from aioenv.rendering.arguments import parse_out, parse_states
 from aioenv.rendering.cameras import find_camera
+from aioenv.rendering.render_pool import parse_out, parse_states
 from aioenv.requirements import has_batch
 from tests.kits.process_kit import environment, run_alone
 from tests.kits.render_pool_kit import PLAIN, SMALL, pool_of, some_states

@@ -14,7 +14,7 @@ import pytest
 import aioenv
 from aioenv.ipc import memory
 from aioenv.ipc.memory import SharedMemory
-from aioenv.rendering import image_memory, render_pool
+from aioenv.rendering import images, render_pool
 from aioenv.rendering.draw_requests import DrawSettings
 from tests.kits.process_kit import environment, run_alone
 from tests.kits.render_pool_kit import PLAIN, SMALL, differ, held, pool_of, some_states
@@ -40,7 +40,7 @@ async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypat
             assert not np.shares_memory(other, kept) and not np.shares_memory(other, row)
         assert np.array_equal(kept, expected) and np.array_equal(row, expected[2, 3:])
         # what is too large to be kept, the system has back with the images
-        monkeypatch.setattr(image_memory, "KEPT_BYTES", 1 << 20)
+        monkeypatch.setattr(images, "KEPT_BYTES", 1 << 20)
         many = await pool.render(np.tile(states, (50, 1)), width=200, height=200)
         assert held(pool) > many.nbytes
         del many
@@ -51,7 +51,7 @@ async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypat
 
 
 def rows_of_a_chunk(
-    side: int, memory: image_memory.ImageMemory, state_s: float | None, *, out: bool = False, size: int = 40
+    side: int, memory: images.ImageMemory, state_s: float | None, *, out: bool = False, size: int = 40
 ) -> int:
     """How many of a thousand states, of so many numbers, a worker gets at once that takes so long over each."""
     shape, rate = (1000, side, side), render_pool.DrawRate(60.0)
@@ -68,17 +68,17 @@ def rows_of_a_chunk(
 async def test_a_chunk_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_one_that_travels():
     memory = SharedMemory.create()
     assert memory is not None
-    shared, sent = image_memory.ImageMemory(memory), image_memory.ImageMemory(None)
-    for images in (shared, sent):
-        assert rows_of_a_chunk(84, images, None) == 1  # who knows how long it takes
-        assert rows_of_a_chunk(8, images, 3600.0) == 1
-        assert rows_of_a_chunk(8, images, 0.03) == 3
-        assert rows_of_a_chunk(8, images, 1e-6) == render_pool.CHUNK_ROWS
-        assert rows_of_a_chunk(8, images, 1e-6, size=1000) == render_pool.SENT_BYTES // 8000
+    shared, sent = images.ImageMemory(memory), images.ImageMemory(None)
+    for kind in (shared, sent):
+        assert rows_of_a_chunk(84, kind, None) == 1  # who knows how long it takes
+        assert rows_of_a_chunk(8, kind, 3600.0) == 1
+        assert rows_of_a_chunk(8, kind, 0.03) == 3
+        assert rows_of_a_chunk(8, kind, 1e-6) == render_pool.CHUNK_ROWS
+        assert rows_of_a_chunk(8, kind, 1e-6, size=1000) == render_pool.SENT_BYTES // 8000
     assert rows_of_a_chunk(84, shared, 0.001) == rows_of_a_chunk(512, shared, 0.001) == render_pool.CHUNK_ROWS
-    for images, out in ((sent, False), (sent, True), (shared, True)):
-        assert rows_of_a_chunk(84, images, 0.001, out=out) == render_pool.CHUNK_BYTES // (84 * 84 * 3)
-        assert rows_of_a_chunk(512, images, 0.001, out=out) == 1
+    for kind, out in ((sent, False), (sent, True), (shared, True)):
+        assert rows_of_a_chunk(84, kind, 0.001, out=out) == render_pool.CHUNK_BYTES // (84 * 84 * 3)
+        assert rows_of_a_chunk(512, kind, 0.001, out=out) == 1
     memory.close()
     for timeout_s, rows in ((None, 100), (1.0, 100), (0.2, 50), (0.001, 1)):
         rate = render_pool.DrawRate(timeout_s)
@@ -167,7 +167,7 @@ CONTEXTS = """
 import os, sys
 import mujoco, numpy as np
 from aioenv.rendering.offscreen import OffscreenRenderer
-from aioenv.rendering.quality import FAST
+from aioenv.rendering.config import FAST
 def held():
     size = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return size, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aioenv import RenderQuality
-from aioenv.rendering.quality import COARSE, FAST
+from aioenv.rendering.config import COARSE, FAST
 from tests.kits.render_pool_kit import pool_of
 
 PLAIN = RenderQuality(shadows=False, reflections=False, samples=0)

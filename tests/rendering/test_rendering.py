@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aioenv
-from aioenv.rendering import quality as qualities
+from aioenv.rendering import config as qualities
 from tests.kits.mocap_kit import MOCAP, STATE, make
 from tests.kits.process_kit import environment, run_alone
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aioenv
-from aioenv.rendering import contexts, uploads
+from aioenv.rendering import contexts
 from aioenv.state.render_source import read_state
 from tests.kits.snapshot_kit import Bench, record
 from tests.rendering.edits_kit import EDITS, MODELS, SIZE, Edited, compiled, hills, truth, wrong
@@ -96,10 +96,10 @@ async def test_models_that_are_made_anew_show(how, backend):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("gl", [True, False], ids=["lists", "without PyOpenGL"])
 async def test_contents_that_find_no_room_in_a_context_are_uploaded_again(gl, monkeypatch):
-    monkeypatch.setattr(uploads, "_MAX_BYTES", 0)
+    monkeypatch.setattr(contexts, "_MAX_BYTES", 0)
     if not gl:
         monkeypatch.setattr(contexts, "gl_functions", lambda: None)
-        monkeypatch.setattr(uploads, "gl_functions", lambda: None)
+        monkeypatch.setattr(contexts, "gl_functions", lambda: None)
     names = ["hills", "hills", "picture", "tip", "tip", *(["floor", "floor"] * gl)]
     seen = Seen([partial(Edited, name) for name in names], "pixels", "egl", debug=True)
     async with seen.envs:

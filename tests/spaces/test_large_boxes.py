@@ -93,7 +93,7 @@ class Has(gym.Env):
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: f"{type(space).__name__}")
 def test_spaces_arrive_and_batch_as_gymnasiums(space):
-    from aioenv.spaces.large_boxes import batch_space
+    from aioenv.spaces.layout import batch_space
 
     space.seed(5)
     back = load(dumped_space(Has(space), "observation_space"))

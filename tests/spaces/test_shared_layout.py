@@ -20,8 +20,7 @@ from gymnasium.vector import SyncVectorEnv
 import aioenv
 from aioenv.ipc.memory import SharedMemory, map_shared
 from aioenv.process.launch import START_METHODS
-from aioenv.spaces.layout import Layout
-from aioenv.spaces.shared_layout import SHARED_BYTES, choose_shared_layout
+from aioenv.spaces.layout import SHARED_BYTES, Layout, choose_shared_layout
 from tests.kits.compare import assert_same
 from tests.kits.process_kit import run_alone
 

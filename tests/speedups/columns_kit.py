@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from aioenv import speedups
-from aioenv.core.payloads import read_payload
-from aioenv.core.requests import WorkerRequest
+from aioenv.core.requests import WorkerRequest, read_payload
 from aioenv.core.worker_pool import WorkerSlots
 from aioenv.ipc.messages import dump, dump_columns, load
 from aioenv.spaces import infos as merging

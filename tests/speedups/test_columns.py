@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import aioenv
 from aioenv import speedups
-from aioenv.core.payloads import read_payload
-from aioenv.core.requests import WorkerRequest
+from aioenv.core.requests import WorkerRequest, read_payload
 from aioenv.spaces import infos as merging
 from aioenv.spaces.infos import Columns, Schema, merge_infos
 from tests.kits.process_kit import environment

@@ -15,8 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import aioenv
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import StepRequest, dump_step
-from aioenv.spaces.layout import Layout
-from aioenv.spaces.shared_layout import SHARED_BYTES, SharedLayout
+from aioenv.spaces.layout import SHARED_BYTES, Layout, SharedLayout
 from aioenv.worker import env_service
 from aioenv.worker.service import PartialStep
 from tests.kits.compare import assert_same

@@ -26,7 +26,7 @@ from aioenv.ipc.frames import Encoder, Kind
 from aioenv.spaces import autoreset
 from aioenv.spaces.autoreset import Autoreset
 from aioenv.spaces.layout import Layout
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 from aioenv.worker import row_buffers
 from aioenv.worker.row_buffers import ResultRows
 from tests.speedups.growth_kit import check_nothing_grows

@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv.ipc.messages import LostRow, load
-from aioenv.state.env_state import EnvState, save
-from aioenv.state.env_state import load as load_states
+from aioenv.state.snapshot import EnvState, save
+from aioenv.state.snapshot import load as load_states
 from tests.kits.compare import assert_same
 from tests.kits.snapshot_kit import Bench, make, record, without_clock
 

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
 from aioenv import sync
-from aioenv.sync import portal, stepping
+from aioenv.sync import blocking, portal
 from aioenv.sync.portal import LoopHandoff
 from aioenv.testing import leak_check
 from tests.kits.blocking_kit import Rung, check_forked_copy, handled, paused
@@ -68,7 +68,7 @@ def inline_calls(monkeypatch):
         return outcome
 
     monkeypatch.setattr(portal, "MAX_PAUSE_S", 60.0)
-    monkeypatch.setattr(stepping, "MAX_PAUSE_S", 60.0)
+    monkeypatch.setattr(blocking, "MAX_PAUSE_S", 60.0)
     monkeypatch.setattr(LoopHandoff, "run_inline", noted)
     return outcomes
 

@@ -13,7 +13,7 @@ from typing import Any
 from aioenv.ipc import frames, messages
 from aioenv.process.connection import FastReply, PendingReply
 from aioenv.spaces import infos
-from aioenv.speedups.attributes import ATTRIBUTES, OTHERS
+from aioenv.speedups import ATTRIBUTES, OTHERS
 from aioenv.worker.service import FastPath
 
 HEADER = Path(frames.__file__).parents[1] / "speedups" / "shared.h"
@@ -79,7 +79,7 @@ def text() -> str:
     for prefix, kind in _TUPLES.items():
         fields = ", ".join(f"{prefix}_{field.upper()}" for field in kind._fields)
         lines.append(f"enum {{ {fields}, {prefix}_FIELDS }}; /* {kind.__module__}.{kind.__name__} */")
-    lines += ["", "/* Attributes (see attributes.py). */", "#define NAMES(name) \\"]
+    lines += ["", "/* Attributes (see speedups/__init__.py). */", "#define NAMES(name) \\"]
     lines += [f"    name({name}) \\" for name in names[:-1]] + [f"    name({names[-1]})"]
     return "\n".join(lines) + "\n"
 

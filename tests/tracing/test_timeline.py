@@ -25,8 +25,8 @@ from aioenv import sync
 from aioenv.cli import main, trace_view
 from aioenv.cli.trace_view import overlap, read
 from aioenv.testing import leak_check
-from aioenv.tracing import ring as rings
 from aioenv.tracing import timeline as timelines
+from aioenv.tracing import track as rings
 from aioenv.tracing import track as tracks
 from aioenv.tracing.timeline import atomic_write
 

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import aioenv
 from aioenv import sync
-from aioenv.spaces.action_checks import Range, check_range
+from aioenv.spaces.checks import Range, check_range
 from aioenv.speedups import within
 
 MODES = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.value)
@@ -252,7 +252,7 @@ SPACES = [
 @pytest.mark.parametrize(("space", "actions", "said"), SPACES, ids=[str(number) for number in range(len(SPACES))])
 def test_actions_that_the_space_does_not_have(space, actions, said, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr("aioenv.spaces.action_checks.within", None, raising=False)
+        monkeypatch.setattr("aioenv.spaces.checks.within", None, raising=False)
     with sync.VectorEnv([lambda: Anything(space)] * 3, debug=True) as envs:
         envs.reset()
         for act in (

@@ -65,7 +65,7 @@ async def test_a_clock_that_an_env_installs_is_kept():
 def in_a_process(code: str, **variables: str) -> list[str]:
     begin = """
 import time, mujoco
-from aioenv.mujoco_clock import stop_clock
+from aioenv.mujoco_versions import stop_clock
 model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><body><joint/><geom size='.1'/></body></worldbody></mujoco>")
 def runs():
     data = mujoco.MjData(model)
@@ -95,10 +95,10 @@ mujoco.set_mjcb_time(None); runs(); print(stop_clock()); runs()
 def test_a_clock_of_somebody_s_c_is_left_alone():
     code = """
 import ctypes
-from aioenv import mujoco_clock
+from aioenv import mujoco_versions
 ticks = []
 tick = ctypes.CFUNCTYPE(ctypes.c_double)(lambda: ticks.append(1) or float(len(ticks)))
-mujoco_clock._clock_variable(mujoco).value = ctypes.cast(tick, ctypes.c_void_p).value
+mujoco_versions._clock_variable(mujoco).value = ctypes.cast(tick, ctypes.c_void_p).value
 print(stop_clock()); runs(); print(len(ticks) > 20)
 """
     assert in_a_process(code) == ["False", "True", "True"]
@@ -146,7 +146,7 @@ def test_without_what_was_compiled_it_goes_on():
 
 
 def test_where_mujoco_was_not_imported_it_is_not():
-    code = "import sys; from aioenv.mujoco_clock import stop_clock; print(stop_clock(), 'mujoco' in sys.modules)"
+    code = "import sys; from aioenv.mujoco_versions import stop_clock; print(stop_clock(), 'mujoco' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
 
 
