@@ -132,7 +132,7 @@ _HOME = {
 
 _PACKAGES = ("adapters", "envs", "stats", "sync", "testing")
 
-__all__ = ["__version__", "sync"]
+__all__ = ["__version__", "sync", *_HOME]
 
 
 if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
