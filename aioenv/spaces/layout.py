@@ -268,7 +268,7 @@ class Layout:
         return [[None] * n for _ in range(self.num_objects)]
 
     def empty_steps(self, steps: int, n: int) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-        """Make arrays for several steps, `(steps, n, …)`: those of array leaves, not initialised, and of object leaves."""
+        """Make arrays for several steps, `(steps, n, …)`: of array leaves, not initialised, and of object leaves."""
         arrays = [np.empty((steps, n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
         return arrays, [np.full((steps, n), None, object) for _ in range(self.num_objects)]
 
