@@ -10,8 +10,8 @@ tree with two kinds of leaves:
 `Layout.take_apart` splits the actions of a whole batch into leaves, `Writer` writes observations into their rows, and
 `Layout.assemble` makes the batch of arrays and objects that `gymnasium.vector` would have made.
 
-Shared memory holds several *shared batches*. A request names one of them in one byte before the rest of its fixed part;
-the worker reads its slots' actions there and writes their observations there, so neither travels. Both sides map the
+Shared memory holds several *shared batches*. A request names one of them in one byte before the rest of its fixed part.
+The worker reads its slots' actions there and writes their observations there, so neither travels. Both sides map the
 same memory and make the same views of it.
 
 Large Box spaces have functions of their own. Gymnasium keeps four arrays as large as an observation for each `Box`. To
@@ -267,11 +267,16 @@ class Layout:
         """Make a list of n Nones for each object leaf."""
         return [[None] * n for _ in range(self.num_objects)]
 
+    def empty_steps(self, steps: int, n: int) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+        """Make arrays for several steps, `(steps, n, …)`: of array leaves, not initialised, and of object leaves."""
+        arrays = [np.empty((steps, n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        return arrays, [np.full((steps, n), None, object) for _ in range(self.num_objects)]
+
     def assemble(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> Any:
         """Make the batch as `gymnasium.vector` gives it: dicts and tuples of these very arrays (zero-copy).
 
         Object leaves are joined by Gymnasium's `concatenate`: a tuple of n objects for its own spaces, and for custom
-        ones the registered type.
+        ones the registered type. Arrays of objects (see `empty_steps`) are left as they are.
         """
         if type(self._root) is _ArrayNode:
             return arrays[0]
@@ -283,6 +288,8 @@ class Layout:
                 return arrays[index]
             case _ObjectNode(index, space):
                 items = objects[index]
+                if isinstance(items, np.ndarray):
+                    return items
                 return concatenate(space, items, create_empty_array(space, n=len(items)))  # type: ignore[arg-type]
             case _DictNode(children):
                 return {key: self._assemble(child, arrays, objects) for key, child in children.items()}
