@@ -161,8 +161,8 @@ class Dispatcher:
             shared_batch: the number of the shared batch that its results are written into.
             reused: whether it is used again and again, so that it may refer to itself. Otherwise it is ready to be
                 sent, and is freed as soon as nothing uses it.
-            waiting: whether a caller awaits all of it; else its worker requests go to `recv` one by one. For one that is
-                used once.
+            waiting: whether a caller awaits all of it; else its worker requests go to `recv` one by one.
+                (For one that is used once.)
         """
         batch = self._make_batch(sum(len(slots) for _, slots in shares), shared_batch)
         parts: list[WorkerRequest] = []
