@@ -138,7 +138,7 @@ class ArgumentError(AioenvError, TypeError):
 
 
 class ActionError(AioenvError, ValueError):
-    """Actions don't fit the action space; the message says what was expected and what was got."""
+    """Actions don't fit the action space; the message has the expected and the given value."""
 
 
 class NumericsError(AioenvError, ValueError):

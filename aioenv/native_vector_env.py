@@ -95,7 +95,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         restart: with workers: start a worker again that died. Its slots come back truncated; with `resume` they go on
             as if it had not died, if the vector env has methods for its state.
         start_timeout_s: how long it may take to make the env, in seconds.
-        render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
+        render: draw images of every returned state while the next steps run. The vector env must have a MuJoCo `model`
             and `physics_states()` (see `PhysicsBatch` in `aioenv/state/render_source.py`).
         pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix, check_numerics: see `AsyncVectorEnv`.

@@ -98,7 +98,7 @@ def _groups(mount: Path, membership: Path, controller: str) -> Iterator[Path]:
     """Yield the directories of the groups of this process for a controller, innermost first.
 
     Both versions of control groups may be in use. Inside a container the mounted group may be the process's own,
-    whatever its path says.
+    despite its path.
     """
     with contextlib.suppress(OSError):
         for line in membership.read_text(encoding="utf-8", errors="surrogateescape").splitlines():

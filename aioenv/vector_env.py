@@ -107,9 +107,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
         timeout_s: how long `reset`, `step`, `recv`, `render` and calls of envs may wait for replies, in seconds; None:
             without limit.
         on_timeout: the reaction of `reset`, `step` and `recv` to a timeout: "raise" a StepTimeout; "kill" the workers
-            that owe a reply, for good; or "restart" them. After a kill the call goes on: it returns the results that
-            the slots have then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds no
-            state that could be lost. With `restart` it is replaced, even with "raise", and its images are drawn again.
+            that owe a reply; or "restart" them. After a kill the call goes on: it returns the results that the slots
+            have then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds no state that
+            could be lost. With `restart` it is replaced, even with "raise", and its images are drawn again.
         restart: the policy by which workers that died are started again; None: their slots are lost.
         start_timeout_s: how long the start of a worker may take, in seconds.
         log_prefix: is put before each line that envs print. These lines become log records of the logger
@@ -451,8 +451,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Args:
             seed: an int seeds slot i with `seed + i`; a list has a seed for each slot (None: no seed).
-            options: passed to each env's `reset`, without "reset_mask". That is a bool array of shape `(num_envs,)`:
-                slots where it is False are not reset, and their last observation is returned.
+            options: passed to each env's `reset`, without "reset_mask". The mask is a bool array of shape
+                `(num_envs,)`: slots where it is False are not reset, and their last observation is returned.
             timeout_s: instead of the constructor's, in seconds.
 
         Returns:
@@ -554,7 +554,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Args:
             min_slots: the number of slots to wait for; of those in flight, if they are fewer.
-            max_slots: the most slots to take; None: all that have a result.
+            max_slots: the most slots to take; None: all slots that have a result.
             deadline_s: after so many seconds take the results that there are, which may be none.
 
         Returns:
@@ -964,10 +964,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
         """Return the states of envs; with `set_state` any env of the same kind goes on from there, bit for bit.
 
-        A state has everything that the next steps and automatic resets depend on: MuJoCo's data, the counters of
-        wrappers, the random generator, and whether a reset is pending. It does not have changes to a MuJoCo model. An
-        env that is not MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and
-        `set_state(state)`. If this is cancelled, no state is changed.
+        A state has everything that the next steps and automatic resets depend on: MuJoCo's data, counters of wrappers,
+        the random generator, and a pending reset. It does not have changes to a MuJoCo model. An env that is not
+        MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and `set_state(state)`. If this is
+        cancelled, no state is changed.
 
         Args:
             slots: slot numbers, None for all.

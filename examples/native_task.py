@@ -1,7 +1,7 @@
 """A task of one's own, stepped as one batch: a tray that tilts, and a ball that has to stay in its middle.
 
 Run with `python examples/native_task.py`. The same task as a plain `gymnasium.envs.mujoco.MujocoEnv` gives the very
-same numbers (`tests/test_native_example.py`).
+same numbers (`tests/examples/test_native_task.py`).
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """The vector envs that `aioenv bench` compares, their workloads, and the rounds in which they are stepped.
 
 Contenders are stepped in turn, each time in a process of its own. A contender is a vector env, or a loop that vector
-envs are compared with. Its name is a key of `CONTENDERS` in the module that is its registry, by default this one; the
-value's method `measure(workload)` steps it in the process that calls it, and returns numbers by name. Other libraries'
-vector envs have their defaults, and are started and stepped as their own documentation shows.
+envs are compared with. Its name is a key of `CONTENDERS` in the module that is its registry, by default this one. The
+value's method `measure(workload)` steps the contender in the process that calls it, and returns numbers by name. Other
+libraries' vector envs have their defaults, and are started and stepped as their own documentation shows.
 """
 
 from __future__ import annotations

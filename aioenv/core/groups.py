@@ -1,7 +1,7 @@
 """Groups of slots: how a step or reset of some slots, or of all, becomes requests to their workers.
 
 A whole batch is the group of all slots. A rollout has several groups, of which one is stepped while the policy chooses
-for another; paused slots, numbered episodes, a single slot and `send` have a group of the slots that they ask. If some
+for another. Paused slots, numbered episodes, a single slot and `send` have a group of the slots that they ask. If some
 slots are paused, `ActiveSlots` asks the others as a group, and puts their results into their rows of the whole batch.
 """
 

@@ -1,7 +1,7 @@
 """The images of a vector env: `EnvImages` for its user, and images as observations, drawn by render workers.
 
-With images as observations the envs give states, in whose place the user gets images: `PixelRenderer` draws replies of
-workers, `ResultPixelRenderer` results of a vector env in this process.
+With images as observations the envs return states, and the user gets images in their place. `PixelRenderer` draws
+replies of workers, `ResultPixelRenderer` results of a vector env in this process.
 """
 
 from __future__ import annotations

@@ -394,7 +394,7 @@ class WorkerRequest:
         errors: the errors of its slots.
         exhausted: the slots whose envs have no further episode.
         sent: the request as it was sent; None before.
-        request_id: the id of that; None while nothing is in flight.
+        request_id: the id of this request; None while nothing is in flight.
         arrived: whether its reply is in.
         overflow: rows of the worker, and the bytes that did not fit into their checkpoints.
         render_updates: rows of the worker, and data beside their states that images of them need.

@@ -561,7 +561,7 @@ class RequestScheduler:
     # ------------------------------------------------------------ abandoned requests
 
     def abandon(self, request: BatchRequest) -> None:
-        """Stop waiting for a request, for good: its worker requests become ready for `recv`, one by one."""
+        """Abandon a request, permanently: its worker requests become ready for `recv`, one by one."""
         if request.done.cancelled():
             request.done = self.loop.create_future()
             if request.open == 0:

@@ -43,8 +43,8 @@ class ReplyTimeouts:
     Args:
         worker_pool: the workers.
         timeout_s: how long a wait may last if it has no limit of its own, in seconds; None for no limit.
-        on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout, or kill the workers that owe replies, for good or to have
-            them restarted. After a kill the wait goes on, for the errors or results of their slots.
+        on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout, or kill the workers that owe replies, with or without a
+            restart. After a kill the wait goes on, for the errors or results of their slots.
         restarter: starts workers again; None if none are.
 
     Attributes:

@@ -27,8 +27,9 @@ class WakeupCoalescer:
 
     With a worker for each CPU the parent wakes up on a CPU that a worker needs. A wake-up for a reply that is not the
     last one is of no use: it can be read together with the last. So the readers of the other channels are disabled
-    while plain steps are all that their workers owe. They are enabled again when the last worker has replied before the
-    others. So they are when anything else happens: another request, the end of a process, a timeout, an abandoned step.
+    while their workers owe replies to plain steps alone. They are enabled again when the last worker has replied before
+    the others. So they are when anything else happens: another request, the end of a process, a timeout, an abandoned
+    step.
 
     Args:
         channels: the channels of all workers, in the order of the worker requests of a step.
@@ -56,7 +57,7 @@ class WakeupCoalescer:
                 channel.disable_reader()
 
     def _owe_nothing_else(self) -> bool:
-        """Return whether these steps are all that the workers owe, but for the last one."""
+        """Return whether the workers, but for the last one, owe replies to these steps alone."""
         for number, channel in enumerate(self._channels):
             steps = sum(not request.parts[number].arrived for request in self._requests)
             if channel is not self._last and len(channel.requests.pending) != steps:

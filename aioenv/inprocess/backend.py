@@ -1,9 +1,10 @@
 """`InProcessBackend`: steps one `gymnasium.vector.VectorEnv` in this process, without workers and frames.
 
 The env lives on a thread of its own. Steps and resets that take less than the time for which the loop may be blocked
-run inline, on the loop. That saves a task, a future and a thread switch. Only one thread at a time uses the env.
+run inline, on the loop. An inline step saves a task, a future and a thread switch. Only one thread at a time uses the
+env.
 
-Groups of its slots are what rollouts and numbered episodes step by turns.
+Rollouts and numbered episodes step groups of its slots by turns.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ _Job = tuple[Callable[[], Any], _OnDone, set[int] | None]
 class RunTimes:
     """Measure how long one kind of work takes, and decide whether it runs on the loop.
 
-    Work starts on the thread, moves to the loop when its moving mean is below the limit, and moves back when the mean
-    is above twice the limit.
+    Work starts on the thread. It moves to the loop when its moving mean is below the limit, and back when the mean is
+    above twice the limit.
 
     Args:
         limit_s: the limit, in seconds.
@@ -89,9 +89,9 @@ def yield_to_loop() -> Generator[None, None, None]:
 class EnvThread:
     """Run jobs on one thread, in order, and deliver their results on the loop.
 
-    The loop and the thread wake each other through pipes. The thread is woken on the CPU that the loop runs on: waking
-    an idle CPU takes the kernel longer, 60 µs on a virtual machine. It is a daemon thread, so a job that hangs doesn't
-    keep the program from ending.
+    The loop and the thread wake each other through pipes. The thread is woken on the CPU of the loop: waking an idle
+    CPU takes the kernel longer, 60 µs on a virtual machine. It is a daemon thread, so a job that hangs doesn't keep the
+    program from ending.
 
     Attributes:
         jobs: the number of jobs whose results the loop has not seen yet.

@@ -95,7 +95,7 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A complete, checked frame. `fixed` holds the very buffers that the decoder's `buffers_for` returned."""
+    """A complete, checked frame. `fixed` holds the buffer objects that the decoder's `buffers_for` returned."""
 
     kind: Kind
     request: int

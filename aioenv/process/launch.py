@@ -1,9 +1,9 @@
 """Launch workers: spawn a process, fork one from a fork server, or run a thread of this process.
 
 *Spawn* starts a new interpreter; *forkserver* forks a process that has already imported what workers need. Spawned
-processes are started on the loop's own thread, which lives as long as they do (the kernel ties "die with your parent"
-to the thread). Each worker leads a process group of its own: Ctrl-C does not reach it, and everything that it starts
-can be ended with it. For debugging, a worker may be a thread of this process instead.
+processes are started on the loop's own thread, which lives as long as they do: the kernel ties "die with your parent"
+to the thread. Each worker leads a process group of its own: Ctrl-C does not reach it, and everything that it starts can
+be ended with it. For debugging, a worker may be a thread of this process instead.
 
 Three questions about a worker have independent answers. This module answers how it is launched; `channel.py` by what
 channel its frames travel; `ipc/memory.py` what memory it shares. To add a launch method (on other machines, say), write

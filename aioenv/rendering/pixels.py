@@ -4,7 +4,7 @@
 (terminal ones, masked resets, rollouts, shared memory) work for images too. All envs of a worker with the same model
 draw in one OpenGL context, which is made with the first env, after the fork. `with_pixels` wraps factories.
 
-`PixelStates` goes around a vector env, in this process or in a worker, and draws nothing: states stand in its
+`PixelStates` goes around a vector env, in this process or in a worker, and draws nothing. States stand in its
 observations until render workers draw them.
 """
 
@@ -345,7 +345,7 @@ def replace_states(space: Space[Any], config: RenderConfig) -> tuple[str | None,
 
     Args:
         space: of `add_image_space`, with states.
-        config: what is drawn.
+        config: the settings of the images.
 
     Returns:
         The key of the image in the Dict, or None if it is the whole observation; and the space.
@@ -400,7 +400,7 @@ class _PixelFactory:
     def _undrawn(self, env: Env[Any, Any]) -> Env[Any, Any]:
         """Find out, once, the shapes of images of envs that draw themselves; return an env that was not reset or drawn.
 
-        Drawing may change an env for good (where its camera looks, say), and takes a reset. So one env is drawn and
+        Drawing may change an env permanently (where its camera looks, say), and takes a reset. So one env is drawn and
         closed, and another one is returned.
         """
         _set_size(env, self._config)
@@ -491,7 +491,7 @@ class PixelStates(AnyVectorWrapper):
 
     Args:
         env: a vector env with a MuJoCo `model` and `physics_states` (see `PhysicsBatch`).
-        config: what is drawn.
+        config: the settings of the images.
 
     Raises:
         PixelsRefused: if it lacks these, or the states of terminal images, or has a key of the image's name.

@@ -1,6 +1,6 @@
 """`RenderPool`: images of MuJoCo states, drawn by processes of their own while the event loop goes on.
 
-The functions before it check and parse its arguments; errors say what was expected, what was got, and what to do.
+The functions before it check and parse its arguments; errors name the expected and the given value, and the remedy.
 """
 
 from __future__ import annotations
@@ -696,8 +696,8 @@ class RenderPool(AsyncResource, Traced):
         Args:
             states: float64 of shape `(N, nstate)`, with rows as `get_state` returns them, or N `MjData`. None: the last
                 states of the slots (at first, the model's initial state).
-            slots: the slot of each state; None for 0 … N-1. Without states: the slots to draw; None for all of
-                `max_batch_size`, else for all that were used, else for one a worker.
+            slots: the slot of each state; None for 0 … N-1. Without states: the slots to draw. None: all of
+                `max_batch_size`; without that, all slots that were used, or one a worker.
             width: of an image, in pixels.
             height: of an image, in pixels.
             camera: a camera of the model by name or number, an `MjvCamera`, -1 or None for the free camera; or a list

@@ -10,8 +10,8 @@ tree with two kinds of leaves:
 `Layout.take_apart` splits the actions of a whole batch into leaves, `Writer` writes observations into their rows, and
 `Layout.assemble` makes the batch of arrays and objects that `gymnasium.vector` would have made.
 
-Shared memory holds several *shared batches*. A request names one of them in one byte before the rest of its fixed part;
-the worker reads its slots' actions there and writes their observations there, so neither travels. Both sides map the
+Shared memory holds several *shared batches*. A request names one of them in one byte before the rest of its fixed part.
+The worker reads its slots' actions there and writes their observations there, so neither travels. Both sides map the
 same memory and make the same views of it.
 
 Large Box spaces have functions of their own. Gymnasium keeps four arrays as large as an observation for each `Box`. To

@@ -3,7 +3,7 @@
 Otherwise each function is None, and the callers do the same work in Python, with the same results.
 
 C reads and sets attributes of Python objects: `ATTRIBUTES` lists them by class, and a class checks its own when it is
-defined. `tests/speedups_header.py` writes them to `shared.h`.
+defined. `tests/tools/speedups_header.py` writes them to `shared.h`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 /* Constants, fields of tuples and attributes that C shares with Python.
- * Written by tests/speedups_header.py; don't edit. */
+ * Written by tests/tools/speedups_header.py; don't edit. */
 
 #pragma once
 

@@ -112,8 +112,8 @@ class AssetWatch:
             next reset would show the old content.
 
     Attributes:
-        late: whether an edit was found that was made in a step, so that images may have missed it; the caller clears
-            it once it has warned.
+        late: whether an edit was found that was made in a step, so that images may have missed it. The caller clears it
+            once it has warned.
     """
 
     def __init__(self, model: mujoco.MjModel, looks: Looks) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: what it takes to go on after a worker's death, as a row of 64-bit words that each reply carries.
+"""Checkpoints: the state to continue from after a worker's death, as a row of 64-bit words that each reply carries.
 
 A row holds MuJoCo's integration state, not the values derived from it. So the checkpoint *before* an operation and the
 operation itself are kept. Replaying the operation restores the derived quantities, which the next reward may depend on.

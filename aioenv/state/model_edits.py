@@ -163,7 +163,7 @@ def check_edit(model: mujoco.MjModel, name: str, values: npt.NDArray[Any], what:
         model: the model.
         name: the field.
         values: values of these rows, of shape `(..., rows, columns)`.
-        what: what is edited, for errors.
+        what: the edited field, for errors.
         rows: the rows that are edited.
 
     Raises:

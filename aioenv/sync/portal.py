@@ -1,7 +1,7 @@
 """`Portal`: an event loop on a thread of its own, and how blocking code runs work on it.
 
 A call goes to the loop's thread and back (`PortalCall`). Or the loop's thread pauses, and the caller runs a function on
-the loop in its place (`LoopHandoff`). That saves two thread switches a step.
+the loop in its place (`LoopHandoff`). The second way saves two thread switches a step.
 """
 
 from __future__ import annotations

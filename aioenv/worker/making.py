@@ -52,7 +52,7 @@ def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], hints
             add if the env refuses them.
 
     Raises:
-        TypeError: if the env does not take these arguments; a note says what may have been meant.
+        TypeError: if the env does not take these arguments; a note suggests others.
     """
     try:
         made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)

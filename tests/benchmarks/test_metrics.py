@@ -9,7 +9,6 @@ import os
 import time
 
 import pytest
-from test_cli import STARTS, needs_opengl, spy_on_starts
 
 from aioenv.cli import contenders
 from aioenv.cli.contenders import NotApplicable, Workload
@@ -18,6 +17,7 @@ from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS as TIMED
 from benchmarks.loop_time import CallbackClock
 from benchmarks.metrics import CONTENDERS, METRICS, REGISTRY
+from tests.kits.cli_kit import STARTS, needs_opengl, spy_on_starts
 
 
 def run_contender(name, workload):

@@ -178,7 +178,7 @@ def test_goals_are_judged_by_floor_and_target():
 
 @pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
 def test_bare_loops_run_at_once(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[1] / "kits")
     workload = Workload("sleepy:Sleepy-v0", 2, 0.3, warm_up_s=0.01)
     results = [run_contender(name, workload) for name in ("bare", "bare-all")]
     rates = [result["env_steps"] / result["seconds"] for result in results]
@@ -187,7 +187,7 @@ def test_bare_loops_run_at_once(monkeypatch):
 
 @pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
 def test_bare_loops_in_lock_step_wait_for_each_other(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[1] / "kits")
     workload = Workload(
         "sleepy:Sleepy-v0", 4, 0.3, warm_up_s=0.01
     )  # a process steps 4 / CPUs of them, one after the other

@@ -13,11 +13,11 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from blocking_kit import paused, step_in_two
 
 import aioenv
 from aioenv import sync
 from aioenv.sync import blocking, portal
+from tests.kits.blocking_kit import paused, step_in_two
 
 N = 2
 ACTIONS = np.zeros(N, np.int64)
