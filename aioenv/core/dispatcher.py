@@ -134,8 +134,8 @@ class Dispatcher:
         # with more workers than CPUs the last one to reply varies; with fewer the parent polls
         return WakeupCoalescer(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_BYTES else None
 
-    def listen(self) -> None:
-        """Have the loop watch the channels of all workers."""
+    def enable_readers(self) -> None:
+        """Let the loop watch the channels of all workers."""
         if self._wakeups is not None:
             self._wakeups.wake()
 
@@ -219,7 +219,7 @@ class Dispatcher:
                 if self._wakeups is not None:
                     self._wakeups.begin(request)
                     return
-        self.listen()
+        self.enable_readers()
         for part, mine, payload in zip(parts[sent:], cuts[sent:], payloads[sent:], strict=True):
             self.submit(request, part, _step_of(part, views, mine, payload))
 
@@ -380,7 +380,7 @@ class Dispatcher:
 
     def _on_death(self, worker: Worker) -> None:
         """Have a worker that has ended started again, or mark its slots as dead."""
-        self.listen()
+        self.enable_readers()
         self._stale_wakeups = True
         error = worker.death_error()
         if self._images is not None:

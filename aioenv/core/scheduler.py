@@ -572,7 +572,7 @@ class RequestScheduler:
 
     def leave(self, request: BatchRequest) -> None:
         """Stop waiting for a request as if it were abandoned; `take_up` may wait for it again."""
-        self.dispatcher.listen()
+        self.dispatcher.enable_readers()
         request.waiting = False
         self._abandoned.append(request)
         for part in request.parts:

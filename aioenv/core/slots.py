@@ -134,7 +134,7 @@ class SlotTable:
             )
         ready = numbers[states == SlotState.READY].tolist()
         if ready:
-            raise PendingCallError(f"{name}: slots {ready} have results that nobody took; recv() takes them", name)
+            raise PendingCallError(f"{name}: slots {ready} have results that were not taken; recv() takes them", name)
         dead = numbers[states == SlotState.DEAD].tolist()
         if dead:
             old = self._errors[dead[0]]

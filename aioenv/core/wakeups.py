@@ -38,7 +38,7 @@ class WakeupCoalescer:
     def __init__(self, channels: Sequence[ScatterChannel]) -> None:
         self._channels = channels
         self._requests: list[BatchRequest] = []  # the steps in flight, oldest first
-        self._resting: Sequence[ScatterChannel] = ()
+        self._disabled: Sequence[ScatterChannel] = ()
         self._last: ScatterChannel | None = None  # the one that replied last
         self._times = 0  # how many times in a row
         self._looking = False
@@ -51,9 +51,9 @@ class WakeupCoalescer:
         if requests:  # a request may be used again before its replies were noted
             requests[:] = [one for one in requests if one.open and one is not request]
         requests.append(request)
-        if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
-            self._resting = [channel for channel in self._channels if channel is not self._last]
-            for channel in self._resting:
+        if self._times >= _TIMES and not self._disabled and self._owe_nothing_else():
+            self._disabled = [channel for channel in self._channels if channel is not self._last]
+            for channel in self._disabled:
                 channel.disable_reader()
 
     def _owe_nothing_else(self) -> bool:
@@ -68,7 +68,7 @@ class WakeupCoalescer:
         requests = self._requests
         if not requests or self._looking:
             return
-        if self._resting:
+        if self._disabled:
             self._look(len(channel.requests.pending))
         if requests[0].open:
             return
@@ -84,7 +84,7 @@ class WakeupCoalescer:
         self._looking = True
         late = False
         try:
-            for channel in self._resting:
+            for channel in self._disabled:
                 pending = channel.requests.pending
                 while len(pending) > owed and not late:
                     before = len(pending)
@@ -97,9 +97,9 @@ class WakeupCoalescer:
 
     def wake(self) -> None:
         """Watch all channels again."""
-        resting, self._resting = self._resting, ()
+        disabled, self._disabled = self._disabled, ()
         self._last, self._times = None, 0
-        for channel in resting:
+        for channel in disabled:
             channel.enable_reader()
 
     def forget(self) -> None:

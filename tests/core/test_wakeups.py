@@ -70,7 +70,7 @@ async def stepped(envs, last: int):
     """Steps at whose end the worker of the other slot rests, since that of this one is thought to be last."""
     bell = envs._backend.dispatcher._wakeups
     bell.wake()
-    while not bell._resting:  # again if the other one was last
+    while not bell._disabled:  # again if the other one was last
         bell._last, bell._times = bell._channels[last], bells._TIMES
         await envs.step([GO, GO])
     assert [channel._reader_enabled for channel in bell._channels] == [slot == last for slot in range(2)]
@@ -254,7 +254,7 @@ async def test_workers_rest_while_groups_of_a_rollout_step(gates, late):
 
         def policy(obs, slots):
             nonlocal gate
-            rested.append(bool(bell._resting))
+            rested.append(bool(bell._disabled))
             if not rested[-1]:
                 bell._last, bell._times = bell._channels[1], bells._TIMES
             actions = np.full(len(obs), GO)
@@ -290,7 +290,7 @@ async def test_what_a_resting_worker_has_replied_to_a_cancelled_rollout_is_not_l
         rollout = asyncio.create_task(envs.rollout(policy, 30, groups=2))
         await asyncio.wait_for(waits.wait(), 60)
         await replied(bell._channels[0])
-        assert bell._resting
+        assert bell._disabled
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rollout
@@ -359,7 +359,7 @@ async def test_who_comes_in_the_place_of_a_worker_rests_as_it_did(gates, killed,
         second = dispatch_of._wakeups
         assert second is not None and second is not first
         assert second._channels == [member.worker.fast_channel for member in envs._backend.worker_pool.members]
-        assert not first._resting
+        assert not first._disabled
         await stepped(envs, 1)
         step = await begun(envs, [GO, WAIT])
         await replied(second._channels[0])
