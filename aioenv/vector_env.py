@@ -1059,8 +1059,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         It shows when each worker and render worker stepped, reset, drew and waited; and when the loop waited for envs
         or images, sent, handled replies, and, between these, ran the policy. A span has the number of its step: step n
-        leads to state n, of which the images n are. Open the file at https://ui.perfetto.dev, or draw it with `aioenv
-        trace run.json --png out.png`. It is written at the end, also after an error; after a million spans it ends by
+        leads to state n, of which the images n are. Open the file at https://ui.perfetto.dev, or sum it up
+        with `aioenv trace run.json`. It is written at the end, also after an error; after a million spans it ends by
         itself.
 
         With the variable `AIOENV_TRACE=run.json` every vector env and render pool of the process is traced from its

@@ -25,7 +25,6 @@ from tests.kits.cli_kit import needs_opengl
         "tune CartPole-v1 --json",
         "demo --out",
         "record CartPole-v1 --out",
-        "trace x.json --png",
     ],
 )
 def test_a_file_that_can_not_be_written_is_told_before_anything_is_done(command, tmp_path, capfd):
@@ -36,7 +35,7 @@ def test_a_file_that_can_not_be_written_is_told_before_anything_is_done(command,
         assert exit_.value.code == 2 and told in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["bench --plot", "trace x.json --png"])
+@pytest.mark.parametrize("command", ["bench --plot"])
 def test_a_picture_of_no_known_format_is_told_before_anything_is_done(command, tmp_path, capfd):
     for name in ("x.xyz", "x"):
         with pytest.raises(SystemExit) as exit_:

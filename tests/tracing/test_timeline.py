@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import mmap
 import os
 import signal
-import subprocess
-import sys
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import gymnasium as gym
 import mujoco
@@ -22,7 +17,7 @@ from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
 import aioenv
 from aioenv import sync
-from aioenv.cli import main, trace_view
+from aioenv.cli import main
 from aioenv.cli.trace_view import overlap, read
 from aioenv.testing import leak_check
 from aioenv.tracing import timeline as timelines
@@ -514,20 +509,7 @@ def test_the_command_tells_what_overlapped(timeline, capsys):
     assert "worker 0: slot 0  step" in out
 
 
-def test_the_command_draws(timeline, tmp_path):
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "new" / "out.png"
-    command = [sys.executable, "-m", "aioenv", "trace", str(timeline), "--png", str(picture), "--steps"]
-    env = {**os.environ, "PYTHONPATH": str(Path(aioenv.__file__).parents[1])}
-    # in processes of their own: matplotlib keeps the files of its fonts open
-    subprocess.run([*command, "3:6"], env=env, timeout=50, check=True)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    done = subprocess.run([*command, "90:96"], env=env, timeout=50, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "expected steps between 0 and 19" in done.stderr
-
-
-def test_the_command_says_what_is_wrong(tmp_path, timeline, capsys, monkeypatch):
+def test_the_command_says_what_is_wrong(tmp_path, capsys):
     (tmp_path / "other.json").write_text('{"a": 1}')
     assert main(["trace", str(tmp_path / "other.json")]) == 1
     assert "expected a timeline as envs.trace() writes it" in capsys.readouterr().err
@@ -539,11 +521,6 @@ def test_the_command_says_what_is_wrong(tmp_path, timeline, capsys, monkeypatch)
     assert main(["trace", str(tmp_path / "other.json")]) == 1
     assert len(capsys.readouterr().err) < 300
     assert main(["trace", str(tmp_path / "none.json")]) == 1
-    for steps in ("3", "4:2", "a:b"):
-        with pytest.raises(SystemExit):
-            main(["trace", str(timeline), "--steps", steps])
-    assert main(["trace", str(timeline), "--steps", "3:6"]) == 2
-    assert "goes with --png" in capsys.readouterr().err
     (tmp_path / "empty.json").write_text('{"traceEvents": []}')
     assert main(["trace", str(tmp_path / "empty.json")]) == 0
     assert "an empty timeline" in capsys.readouterr().out
@@ -553,12 +530,3 @@ def test_the_command_says_what_is_wrong(tmp_path, timeline, capsys, monkeypatch)
     )
     assert main(["trace", str(tmp_path / "short.json")]) == 0
     assert "send" in capsys.readouterr().out
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main(["trace", str(timeline), "--png", "x.png"]) == 1
-    assert "--png takes matplotlib: pip install 'aioenv[bench]'" in capsys.readouterr().err
-
-
-def test_windows_of_timelines():
-    span = partial(trace_view.Span, "worker 0: slot 0")
-    assert trace_view._window([span("call", 1.0, 2.0, None)], None) == (1.0, 2.0)
-    assert trace_view._window([span("step", i, i + 0.5, i) for i in range(100)], None) == (47, 52.5)
