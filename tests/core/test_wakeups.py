@@ -67,7 +67,7 @@ def make(gates, **settings):
 
 
 async def stepped(envs, last: int):
-    """Step until the reader of the other slot's worker is disabled, since this slot's worker is thought to reply last."""
+    """Step until the reader of the other slot's worker is disabled: this slot's worker is thought to reply last."""
     coalescer = envs._backend.dispatcher._wakeups
     coalescer.wake()
     while not coalescer._disabled:  # again if the other one was last
