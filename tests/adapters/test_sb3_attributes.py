@@ -1,4 +1,4 @@
-"""What Stable-Baselines3 asks of envs through `aioenv.adapters.sb3`: attributes are read, and nothing is called."""
+"""Attributes that Stable-Baselines3 reads through `aioenv.adapters.sb3` are read, and no method is called."""
 
 from __future__ import annotations
 

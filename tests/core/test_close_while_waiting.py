@@ -1,4 +1,4 @@
-"""`close()` while another task waits: that one gets a ClosedError, whatever it was."""
+"""`close()` while another task waits: that task gets a ClosedError, whatever it waits for."""
 
 from __future__ import annotations
 

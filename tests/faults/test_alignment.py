@@ -1,4 +1,4 @@
-"""Whatever is cancelled, and whenever: what follows equals a run without the cancellation, bit for bit."""
+"""After any cancellation at any moment, the results that follow equal a run without it, bit for bit."""
 
 from __future__ import annotations
 

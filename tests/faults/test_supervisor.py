@@ -70,8 +70,8 @@ class StandIn:
         while (frame := self.decoder.next_frame()) is not None:
             self.inbox.append(frame)
 
-    def write(self, kind: Kind, request: int, generation: int, tail: bytes, cut: int | None = None) -> None:
-        self.theirs.send(b"".join(self.encoder.encode(kind, request, generation, (), tail))[:cut])
+    def write(self, kind: Kind, request: int, generation: int, payload: bytes, cut: int | None = None) -> None:
+        self.theirs.send(b"".join(self.encoder.encode(kind, request, generation, (), payload))[:cut])
 
     def end(self, returncode: int) -> None:
         if not self.exited.is_set():

@@ -30,7 +30,7 @@ REFUSED = SlotError, PausedError, PendingCallError, ResetNeededError
 WAYS = ["render", "self", "pixels", "pixels of workers", *["native", "native pixels"] * has_batch()]
 
 
-class Pictures:
+class ImageOperations:
     """One run.
 
     Args:

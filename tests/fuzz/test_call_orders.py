@@ -235,7 +235,7 @@ async def test_a_reset_that_raises_fails_the_slots_that_were_asked():
 
 
 @pytest.mark.asyncio
-async def test_nobody_is_paused():
+async def test_no_slot_is_paused():
     for cls in (Chains, PatientChains):
         async with native(2, cls) as envs:
             await envs.reset(seed=0)
@@ -249,7 +249,7 @@ async def test_nobody_is_paused():
 
 
 @pytest.mark.asyncio
-async def test_everybody_is_paused_and_the_step_is_cancelled():
+async def test_all_slots_are_paused_and_the_step_is_cancelled():
     async with native(2, run_in="thread") as envs:
         await envs.reset(seed=0)
         envs.pause([0, 1])

@@ -1,4 +1,4 @@
-"""Blocking code steps native tasks on its own thread: same results, nobody else in between, Ctrl-C loses nothing."""
+"""Blocking code steps native tasks on its own thread: same results, no other caller between, Ctrl-C loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that are too old, missing or broken: that is said before they are imported, and by `doctor`."""
+"""Libraries that are too old, missing or broken: an error says so before they are imported, and `doctor` lists them."""
 
 from __future__ import annotations
 

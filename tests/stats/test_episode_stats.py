@@ -1,4 +1,4 @@
-"""Statistics of episodes: returns, lengths, events, whoever takes the results, and nothing of half episodes."""
+"""Statistics of episodes: returns, lengths and events, for every way to take results, and nothing of half episodes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_infos_and_numbers_are_those_of_gymnasiums_wrapper(mode):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_rollouts_and_whoever_is_first(groups):
+def test_rollouts_and_the_order_of_replies(groups):
     async def run():
         async with fixed(4, episode_stats=True) as envs:
             await envs.reset(seed=0)

@@ -413,7 +413,7 @@ def test_a_ring_keeps_the_newest_rows(monkeypatch):
         ring.close()
 
 
-def test_a_trace_that_nobody_stops_ends_by_itself(tmp_path, monkeypatch):
+def test_an_unstopped_trace_ends_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(timelines, "MAX_SPANS", 500)
     monkeypatch.setattr(tracks, "COLLECT_EVERY", 50)
 

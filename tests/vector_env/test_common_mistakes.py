@@ -1,4 +1,4 @@
-"""What everybody does wrong once: the message says what was expected, what was got, and what to do."""
+"""Common mistakes: the message names what was expected, what was got, and what to do."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def _children(pid):
     return found
 
 
-def test_ve_close_ends_whoever_is_stuck():
+def test_ve_close_ends_stuck_workers():
     """There it waited for ever."""
 
     async def main():

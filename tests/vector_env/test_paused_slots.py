@@ -1,4 +1,4 @@
-"""Slots that are paused, and slots by themselves."""
+"""Paused slots, requests for some slots, and the observations that paused slots show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recv` where envs take uneven times: whoever is ready is taken, and nobody is left out."""
+"""`recv` where envs take uneven times: ready slots are taken, and no slot starves."""
 
 from __future__ import annotations
 
