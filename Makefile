@@ -105,7 +105,8 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	rm -rf docs/reference/generated build/docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 
 clean:
 	rm -rf $(VENV) build aioenv/speedups/*.so .venv-oldest .venv-ecosystem .oldest.txt .mypy_cache .pytest_cache .ruff_cache site
