@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import tracemalloc
 from functools import partial
 
 import gymnasium as gym
@@ -509,6 +511,55 @@ def test_one_slot_is_stepped_and_reset_alone():
             assert (await envs.recv(2)).slots.tolist() == [0, 1]
 
     run_on("uvloop", main())
+
+
+class Wide(gym.Env):
+    """Has observations of a MiB, and episodes of two steps."""
+
+    observation_space = spaces.Box(-1, 1, (1 << 17,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1 << 17), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1 << 17), 0.0, self.steps == 2, False, {}
+
+
+@pytest.mark.parametrize("method", ["reset_at", "step_at", "episodes", "rollout"])
+def test_results_of_some_slots_are_freed_without_a_garbage_collection(method):
+    async def run(envs):
+        if method == "reset_at":
+            await envs.reset_at(0)
+        elif method == "step_at":
+            await envs.reset()
+            await envs.step_at(0, 0)
+        elif method == "rollout":
+            await envs.rollout(lambda obs: np.zeros(len(obs), np.int64), 3)
+        else:
+            async for _ in envs.episodes(lambda obs: np.zeros(len(obs), np.int64), 5):
+                pass
+            await envs.reset()
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([Wide] * 2, num_workers=1, autoreset_mode="Disabled") as envs:
+            await envs.reset()
+            gc.collect()
+            gc.disable()
+            tracemalloc.start()
+            try:
+                sizes = []
+                for _ in range(6):
+                    await run(envs)
+                    sizes.append(tracemalloc.get_traced_memory()[0] >> 20)
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+        assert sizes[-1] - sizes[1] <= 2, sizes
+
+    run_on("asyncio", main())
 
 
 @pytest.mark.parametrize("when", ["reset", "step"])
