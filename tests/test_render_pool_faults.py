@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from process_kit import environment, run_alone
-from render_pool_kit import SMALL, differ, pool_of
+from render_pool_kit import SMALL, differ, pool_of, some_states
 from version_kit import needs
 
 import aioenv
+from aioenv.process.supervisor import Worker
 
 # ------------------------------------------------------------ the end
 
@@ -180,6 +181,27 @@ async def test_rp13_a_worker_that_raises_dies_or_hangs_fails_its_call_and_is_rep
         assert time.monotonic() - started < 3
         assert (await waiting).shape == (1, 18, 24, 3)
         assert not set(pids) & set(pool.pids)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("restart", [aioenv.RestartPolicy(), None])
+async def test_rp13_a_worker_that_dies_while_others_start_is_replaced_or_lost(restart, monkeypatch):
+    start = Worker.start
+
+    async def start_and_lose_the_first(worker: Worker) -> None:
+        await start(worker)
+        if worker.index == 1:
+            await pool._workers.workers[0].kill_and_wait("a test")
+
+    monkeypatch.setattr(Worker, "start", start_and_lose_the_first)
+    pool = pool_of(restart=restart)
+    async with asyncio.timeout(60), pool:
+        if restart is not None:
+            assert differ(await pool.render(some_states(pool, 4), **SMALL))
+            return
+        with pytest.raises(aioenv.RenderError, match="render worker 0 is gone"):
+            await pool.render(slots=[0], **SMALL)
+        await pool.render(slots=[1], **SMALL)
 
 
 @pytest.mark.asyncio
