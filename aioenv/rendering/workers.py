@@ -17,7 +17,7 @@ from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.process.restart import Restarter
 from aioenv.process.restart_policy import RestartPolicy
-from aioenv.process.supervisor import Worker
+from aioenv.process.supervisor import Worker, WorkerState
 from aioenv.rendering.backends import backend_environment, no_backend_error, warn_of_software
 from aioenv.rendering.image_memory import ImageMemory
 from aioenv.rendering.queue import DrawJob, QueuePolicy, RenderQueue, Rows
@@ -186,6 +186,8 @@ class RenderWorkers:
         self.queues = [RenderQueue(worker, self.restarter, self._policy) for worker in workers]
         for worker, queue in zip(workers, self.queues, strict=True):
             worker.on_death = queue.on_death
+            if worker.state is WorkerState.DEAD:  # it has died while others started
+                queue.on_death(worker)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all rows of all queues, as the pool is being closed."""
