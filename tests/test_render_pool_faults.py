@@ -114,6 +114,21 @@ async def test_rp10_a_modder_that_hangs_is_not_told_as_opengl_that_does_not_work
 
 @pytest.mark.stress
 @pytest.mark.asyncio
+async def test_rp10_where_warnings_are_errors_a_pool_that_would_warn_leaves_no_process(monkeypatch):
+    workers = []
+
+    def refuse(*_: object) -> None:
+        workers.extend(pool._workers.workers)
+        raise aioenv.SoftwareRenderWarning("a test")
+
+    monkeypatch.setattr("aioenv.rendering.workers.warn_of_software", refuse)
+    pool = pool_of(workers_per_device=1)
+    with pytest.raises(aioenv.SoftwareRenderWarning):
+        await pool
+    assert [worker.state.value for worker in workers] == ["closed"]
+
+
+@pytest.mark.asyncio
 async def test_rp10_modders_that_are_none():
     with pytest.raises(aioenv.RenderError, match="exited with code 7"):
         await pool_of(modder=Exits, backend="egl")
