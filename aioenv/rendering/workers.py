@@ -135,9 +135,6 @@ class RenderWorkers:
                 errors.append(exc)
                 reasons.append(f"{backend}: {cause or (str(exc).splitlines() or ['?'])[0]}")
             else:
-                self.backend = backend
-                self.renderer = str(self.workers[0].description)
-                warn_of_software(self.renderer, self._backends)
                 return
         if all(isinstance(error, StartTimeout) for error in errors):  # a modder hangs, or the machine
             raise errors[-1]
@@ -170,6 +167,8 @@ class RenderWorkers:
         try:
             await workers[0].start()
             await gather_internal(*(worker.start() for worker in workers[1:]))
+            self.backend, self.renderer = backend, str(workers[0].description)
+            warn_of_software(self.renderer, self._backends)  # raises where warnings are errors
         except GeneratorExit:  # its loop was closed
             self.abandon()
             raise
