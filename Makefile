@@ -6,9 +6,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 QUICK := 'not parity and not faults and not stress and not soak and not ecosystem'
 # what depends on the version of Python: starting workers, code of scripts, C, asyncio's loops
-SAMPLE := tests/contract tests/test_closed_loops.py tests/test_definitions.py tests/test_drop_in.py tests/test_first_hour.py \
-	tests/test_forkserver.py tests/test_native.py tests/test_rendering.py tests/test_rollout.py tests/test_script_code_kinds.py \
-	tests/test_speedups.py tests/test_sync.py tests/test_vector_env.py tests/test_workers.py
+SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py definitions/test_script_code_kinds.py native/test_native.py \
+	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
+	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
 .PHONY: demo test oldest uncompiled parity faults stress soak ecosystem adapters second-python gymnasium-suite lint types bench docs opengl opengl-all clean
 
@@ -40,11 +40,11 @@ $(VENV)/.docs: $(VENV)/.base
 	@touch $@
 
 opengl: $(VENV)/.base
-	@sh tests/opengl.sh $(BIN)/python
+	@sh tests/tools/opengl.sh $(BIN)/python
 
 # both of Mesa's, EGL and OSMesa, which the tests compare
 opengl-all: $(VENV)/.base
-	@sh tests/opengl.sh $(BIN)/python all
+	@sh tests/tools/opengl.sh $(BIN)/python all
 
 demo: $(VENV)/.base opengl
 	$(BIN)/aioenv demo $(ARGS)
@@ -55,7 +55,7 @@ test: $(VENV)/.dev opengl-all
 
 # the same on the oldest libraries that pyproject.toml allows
 oldest:
-	$(PYTHON) tests/oldest.py > .oldest.txt
+	$(PYTHON) tests/tools/oldest.py > .oldest.txt
 	$(MAKE) test VENV=.venv-oldest PIP_ARGS='--constraint .oldest.txt'
 
 # the same in Python alone
@@ -79,11 +79,11 @@ soak: $(VENV)/.dev opengl-all
 
 # envs of other packages, each set of versions in a virtual environment of its own: make ecosystem ARGS="mujoco-3.3"
 ecosystem: $(VENV)/.base opengl-all
-	$(BIN)/python tests/ecosystem/run.py $(ARGS)
+	$(BIN)/python -m tests.ecosystem.run $(ARGS)
 
 # the tests of the adapters, which `make test` skips where the other libraries are missing
 adapters: $(VENV)/.adapters opengl-all
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) tests/test_sb3*.py tests/*first_hour.py $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) tests/adapters tests/*/test_*first_hour.py $(ARGS)
 
 # a sample of the tests on another Python: make second-python PYTHON=python3.13 VENV=.venv-313
 second-python: $(VENV)/.dev opengl-all
@@ -91,7 +91,7 @@ second-python: $(VENV)/.dev opengl-all
 
 # Gymnasium's own tests, on the drop-in; from a checkout of its repository: make gymnasium-suite ARGS="--source PATH"
 gymnasium-suite: $(VENV)/.suite opengl-all
-	$(BIN)/python tests/gymnasium_suite.py $(ARGS)
+	$(BIN)/python tests/tools/gymnasium_suite.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -79,13 +79,13 @@ if TYPE_CHECKING:
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
     from aioenv.process.restart_policy import RestartPolicy as RestartPolicy
     from aioenv.rendering.config import RenderConfig as RenderConfig
-    from aioenv.rendering.quality import RenderQuality as RenderQuality
+    from aioenv.rendering.config import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
     from aioenv.rollout.numbered_episodes import Episode as Episode
     from aioenv.rollout.recorder import Rollout as Rollout
-    from aioenv.state.env_state import EnvState as EnvState
-    from aioenv.state.env_state import load as load
-    from aioenv.state.env_state import save as save
+    from aioenv.state.snapshot import EnvState as EnvState
+    from aioenv.state.snapshot import load as load
+    from aioenv.state.snapshot import save as save
     from aioenv.stats import EpisodeCounter as EpisodeCounter
     from aioenv.stats import EpisodeEvent as EpisodeEvent
     from aioenv.stats import EpisodeStats as EpisodeStats
@@ -103,7 +103,7 @@ _ERRORS = (
 _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
     **dict.fromkeys(("Ready", "ResetResult", "SlotStep", "StepResult"), "aioenv.core.results"),
-    **dict.fromkeys(("EnvState", "load", "save"), "aioenv.state.env_state"),
+    **dict.fromkeys(("EnvState", "load", "save"), "aioenv.state.snapshot"),
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
@@ -120,7 +120,7 @@ _HOME = {
     "Modder": "aioenv.modders.base",
     "RenderConfig": "aioenv.rendering.config",
     "RenderPool": "aioenv.rendering.render_pool",
-    "RenderQuality": "aioenv.rendering.quality",
+    "RenderQuality": "aioenv.rendering.config",
     "TextureModder": "aioenv.modders.surfaces",
     "Recording": "aioenv.loops.record",
     "record": "aioenv.loops.record",

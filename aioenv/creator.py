@@ -112,7 +112,7 @@ class EnvCreator:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name == "__wrapped__":  # not a property: `inspect` would take it for what the class itself wraps
+            if name == "__wrapped__":  # not a property, which `inspect` would read from the class
                 return partial(self.factory, *self._args, **self._kwargs)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -205,7 +205,7 @@ class EnvCreator:
             TypeError: if an object that the function refers to does not pickle.
         """
         if self._cache.metadata is None:
-            from aioenv.core.worker_code import describe_env  # it imports asyncio, which workers don't
+            from aioenv.core.worker_pool import describe_env  # it imports asyncio, which workers don't
 
             self._cache.metadata = await describe_env(
                 self.at(0), start=start, start_timeout_s=start_timeout_s, preload=preload, worker_env=worker_env

@@ -138,7 +138,7 @@ class ArgumentError(AioenvError, TypeError):
 
 
 class ActionError(AioenvError, ValueError):
-    """Actions don't fit the action space; the message says what was expected and what was got."""
+    """Actions don't fit the action space; the message has the expected and the given value."""
 
 
 class NumericsError(AioenvError, ValueError):
@@ -256,7 +256,7 @@ class SlotError(AioenvError):
         self.partial: Any = None
         self.errors: tuple[SlotError, ...] = (self,)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # that of Exception would call the class with the message alone
+    def __reduce__(self) -> tuple[Any, ...]:  # the one of Exception would call the class with the message alone
         return _restore, (type(self), self.args), self.__dict__
 
     def concern(self, slots: tuple[int, ...]) -> None:

@@ -107,7 +107,7 @@ def make_vec(
     if wrong := [name for name in ("vectorization_mode", "vector_kwargs") if name in env_kwargs]:
         raise TypeError(
             f'{", ".join(wrong)}: gymnasium.make_vec has that. Here envs step in workers, or with backend="native" as '
-            "one vector env, and what is about the vector env is an argument by itself, autoreset_mode=… say"
+            "one vector env; options of the vector env are arguments by themselves, autoreset_mode=… say"
         )
     if isinstance(env, str) and ":" not in env:  # "module:id" is imported in the worker
         env = versioned(env)

@@ -26,12 +26,11 @@ from aioenv.core.backend import Backend, Session
 from aioenv.core.episode_tracker import check_episode_stats
 from aioenv.core.results import StepResult
 from aioenv.core.waits import Clock
-from aioenv.core.worker_code import make_program, needed_by
-from aioenv.core.worker_pool import WorkerPoolConfig
+from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
 from aioenv.inprocess.backend import RUN_IN, InProcessBackend
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
-from aioenv.rendering.pixel_states import with_pixel_states
+from aioenv.rendering.pixels import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
@@ -96,7 +95,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         restart: with workers: start a worker again that died. Its slots come back truncated; with `resume` they go on
             as if it had not died, if the vector env has methods for its state.
         start_timeout_s: how long it may take to make the env, in seconds.
-        render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
+        render: draw images of every returned state while the next steps run. The vector env must have a MuJoCo `model`
             and `physics_states()` (see `PhysicsBatch` in `aioenv/state/render_source.py`).
         pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix, check_numerics: see `AsyncVectorEnv`.

@@ -1,15 +1,20 @@
-"""Limits of this process: the CPUs that it may use, kills for memory, and whether it may start workers."""
+"""Limits of this process: usable CPUs, kills for memory, whether it may start workers, and signals held back."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 __all__ = [
+    "HeldSignals",
     "check_nested_start",
     "cpu_quota",
     "declare_worker_process",
@@ -17,6 +22,7 @@ __all__ = [
     "oom_kills",
     "usable_cpus",
 ]
+
 
 _MOUNT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -92,7 +98,7 @@ def _groups(mount: Path, membership: Path, controller: str) -> Iterator[Path]:
     """Yield the directories of the groups of this process for a controller, innermost first.
 
     Both versions of control groups may be in use. Inside a container the mounted group may be the process's own,
-    whatever its path says.
+    despite its path.
     """
     with contextlib.suppress(OSError):
         for line in membership.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
@@ -127,8 +133,8 @@ def check_nested_start() -> None:
         from aioenv.errors import WorkerStartError  # here: `aioenv doctor` works without Gymnasium, which it imports
 
         raise WorkerStartError(
-            f"module {unfinished[-1]} starts envs when it is imported, and their workers import it again, so that "
-            "there would be no end of them. What only the main program shall do belongs under "
+            f"module {unfinished[-1]} starts envs when it is imported, and their workers import it again, "
+            "without end. Code for the main program alone belongs under "
             "`if __name__ == '__main__':`"
         )
 
@@ -139,3 +145,82 @@ def _is_initializing(module: object) -> bool:
     except AttributeError:
         return False
     return bool(getattr(spec, "_initializing", False))
+
+
+try:  # the public functions take 25 µs a step more, for the names of handlers
+    from _signal import getsignal  # type: ignore[import-not-found]
+    from _signal import signal as handle
+except ImportError:
+    from signal import getsignal
+    from signal import signal as handle
+
+
+_ALL = tuple(sorted(map(int, signal.valid_signals())))
+
+
+class HeldSignals:
+    """A `with` block in which no Python signal handler runs: signals that arrive are handled at its end.
+
+    On other threads than the main one none ever runs, and this does nothing.
+
+    Args:
+        *numbers: which signals; none: all.
+        twice: hold repeated signals of the same number, too; False: a second one is handled at once.
+    """
+
+    __slots__ = ("_arrived", "_handlers", "_numbers", "_twice")
+
+    def __init__(self, *numbers: int, twice: bool = True) -> None:
+        self._numbers = numbers or _ALL
+        self._twice = twice
+        self._handlers: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
+        self._arrived: list[tuple[int, FrameType | None]] = []
+
+    def __enter__(self) -> list[tuple[int, FrameType | None]]:
+        """Hold back signals, and return the list of those that have arrived, which grows."""
+        if threading.current_thread() is threading.main_thread():
+            try:
+                for number in self._numbers:
+                    handler = getsignal(number)
+                    # other signals are ignored, end the process, or have a handler in C
+                    if callable(handler):
+                        self._handlers.append((number, handler))
+                        handle(number, self._hold)
+            except BaseException:  # raised by a handler that was not held back yet
+                self.__exit__()
+                raise
+        return self._arrived
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            self._restore()
+        finally:
+            self._tell()
+
+    def _restore(self) -> None:
+        try:
+            while self._handlers:
+                handle(*self._handlers[-1])
+                self._handlers.pop()
+        finally:
+            if self._handlers:  # a handler that was restored has raised
+                self._restore()
+
+    def _tell(self) -> None:
+        try:
+            while self._arrived:
+                number, frame = self._arrived[0]
+                handler = getsignal(number)
+                there = callable(handler)
+                del self._arrived[0]  # no other handler can run between this and the call
+                if there:
+                    handler(number, frame)
+        finally:
+            if self._arrived:  # a handler has raised
+                self._tell()
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        if self._twice or all(number != other for other, _ in self._arrived):
+            self._arrived.append((number, frame))
+        else:
+            dict(self._handlers)[number](number, frame)

@@ -36,14 +36,13 @@ from aioenv.core.arguments import (
 )
 from aioenv.core.backend import Backend, EnvInfo, Session
 from aioenv.core.env_calls import EnvCalls
-from aioenv.core.env_images import EnvImages
 from aioenv.core.episode_tracker import check_episode_stats
+from aioenv.core.images import EnvImages
 from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult, WorkerInfo
 from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
-from aioenv.core.worker_code import make_program, needed_by
-from aioenv.core.worker_pool import WorkerPoolConfig
+from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
 from aioenv.creator import bind_to_slots
 from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
@@ -57,7 +56,7 @@ from aioenv.rollout.rollout import Policy, Rollouts
 from aioenv.rollout.subset import Pausing, SingleSlot
 from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import check_options, split_reset_options
-from aioenv.state.env_state import EnvState
+from aioenv.state.snapshot import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import record_pickled
 from aioenv.tracing.timeline import Trace, Traced, path_from_environment
@@ -108,9 +107,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
         timeout_s: how long `reset`, `step`, `recv`, `render` and calls of envs may wait for replies, in seconds; None:
             without limit.
         on_timeout: the reaction of `reset`, `step` and `recv` to a timeout: "raise" a StepTimeout; "kill" the workers
-            that owe a reply, for good; or "restart" them. After a kill the call goes on: it returns the results that
-            the slots have then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds no
-            state that could be lost. With `restart` it is replaced, even with "raise", and its images are drawn again.
+            that owe a reply; or "restart" them. After a kill the call goes on: it returns the results that the slots
+            have then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds no state that
+            could be lost. With `restart` it is replaced, even with "raise", and its images are drawn again.
         restart: the policy by which workers that died are started again; None: their slots are lost.
         start_timeout_s: how long the start of a worker may take, in seconds.
         log_prefix: is put before each line that envs print. These lines become log records of the logger
@@ -452,8 +451,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Args:
             seed: an int seeds slot i with `seed + i`; a list has a seed for each slot (None: no seed).
-            options: passed to each env's `reset`, without "reset_mask". That is a bool array of shape `(num_envs,)`:
-                slots where it is False are not reset, and their last observation is returned.
+            options: passed to each env's `reset`, without "reset_mask". The mask is a bool array of shape
+                `(num_envs,)`: slots where it is False are not reset, and their last observation is returned.
             timeout_s: instead of the constructor's, in seconds.
 
         Returns:
@@ -555,7 +554,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Args:
             min_slots: the number of slots to wait for; of those in flight, if they are fewer.
-            max_slots: the most slots to take; None: all that have a result.
+            max_slots: the most slots to take; None: all slots that have a result.
             deadline_s: after so many seconds take the results that there are, which may be none.
 
         Returns:
@@ -965,10 +964,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
         """Return the states of envs; with `set_state` any env of the same kind goes on from there, bit for bit.
 
-        A state has everything that the next steps and automatic resets depend on: MuJoCo's data, the counters of
-        wrappers, the random generator, and whether a reset is pending. It does not have changes to a MuJoCo model. An
-        env that is not MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and
-        `set_state(state)`. If this is cancelled, no state is changed.
+        A state has everything that the next steps and automatic resets depend on: MuJoCo's data, counters of wrappers,
+        the random generator, and a pending reset. It does not have changes to a MuJoCo model. An env that is not
+        MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and `set_state(state)`. If this is
+        cancelled, no state is changed.
 
         Args:
             slots: slot numbers, None for all.
@@ -1060,8 +1059,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         It shows when each worker and render worker stepped, reset, drew and waited; and when the loop waited for envs
         or images, sent, handled replies, and, between these, ran the policy. A span has the number of its step: step n
-        leads to state n, of which the images n are. Open the file at https://ui.perfetto.dev, or draw it with `aioenv
-        trace run.json --png out.png`. It is written at the end, also after an error; after a million spans it ends by
+        leads to state n, of which the images n are. Open the file at https://ui.perfetto.dev, or sum it up
+        with `aioenv trace run.json`. It is written at the end, also after an error; after a million spans it ends by
         itself.
 
         With the variable `AIOENV_TRACE=run.json` every vector env and render pool of the process is traced from its

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from aioenv.cli import exit_status
-from aioenv.cli.arguments import out_file, picture_file, positive_float, positive_int
+from aioenv.cli.arguments import SYNTHETIC, env_problem, out_file, picture_file, positive_float, positive_int
 from aioenv.cli.bench import describe_machine, print_noise, show_progress
-from aioenv.cli.env_ids import SYNTHETIC, env_problem
-from aioenv.cli.rounds import Workload, play_rounds
+from aioenv.cli.contenders import Workload, play_rounds
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
 from benchmarks import suite

@@ -18,11 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
+from aioenv.cli.arguments import SYNTHETIC
 from aioenv.cli.bench import BASELINES as BENCH_BASELINES
 from aioenv.cli.contenders import CONTENDERS as PEERS
-from aioenv.cli.contenders import Contender, step_aioenv, step_bare
-from aioenv.cli.env_ids import SYNTHETIC
-from aioenv.cli.rounds import NotApplicable, Throughput, Workload, measure_blocking
+from aioenv.cli.contenders import (
+    Contender,
+    NotApplicable,
+    Throughput,
+    Workload,
+    measure_blocking,
+    step_aioenv,
+    step_bare,
+)
 from aioenv.platform import usable_cpus
 
 __all__ = ["BASELINES", "CONTENDERS", "LocksteppedLoops", "Policy", "TwoLayers"]
@@ -166,7 +173,7 @@ def physics_alone(workload: Workload, *, post_constraint: bool, clock_stopped: b
     """
     import mujoco
 
-    from aioenv.mujoco_clock import stop_clock
+    from aioenv.mujoco_versions import stop_clock
     from aioenv.requirements import has_batch
     from aioenv.worker.making import is_native_task, make_registered
 

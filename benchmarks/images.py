@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 import aioenv
-from aioenv.cli.contenders import natively
+from aioenv.cli.contenders import ACTION_BATCHES, NotApplicable, TimedLoop, Workload, natively
 from aioenv.cli.processes import python_command
-from aioenv.cli.rounds import ACTION_BATCHES, NotApplicable, TimedLoop, Workload
 from aioenv.platform import usable_cpus
 from aioenv.rendering.backends import backend_environment, candidate_backends
-from aioenv.rendering.quality import parse_quality
+from aioenv.rendering.config import parse_quality
 
 __all__ = [
     "IMAGES_PER_S",
@@ -41,7 +40,7 @@ __all__ = [
 SIDE = 84  # of an image, in pixels
 IMAGES_PER_S = "images/s"
 FRAME_SKIP = 5  # of Gymnasium's Humanoid
-# Of `overlap`: pilot runs, the steps of each, the steps of a round, and rounds.
+# The parameters of `overlap`: pilot runs, the steps of each, the steps of a round, and rounds.
 PILOTS, PILOT_STEPS, ROUND_STEPS, ROUNDS = 4, 15, 20, 5
 EVEN = 1.1  # physics and images take equally long if neither takes more than so many times as long as the other
 # A worker that takes longer over a few images has hung: mujoco issue 3444 reports eight that do on one GPU.

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 import aioenv
-from aioenv.cli.rounds import ACTION_BATCHES, TimedLoop, Workload
+from aioenv.cli.contenders import ACTION_BATCHES, TimedLoop, Workload
 
 __all__ = ["LOOP_TIME_KEYS", "CallbackClock", "loop_time"]
 
-# Of callbacks alone, tasks and the step's own coroutine included; of the whole thread, with the loop's own work and its
-# system calls; and the wall time of a step.
+# Times of callbacks alone, tasks and the step's own coroutine included; of the whole thread, with the loop's own work
+# and its system calls; and the wall time of a step.
 LOOP_TIME_KEYS = ("callbacks p50", "callbacks p99", "thread p50", "thread p99", "step p50", "step p99")
 
 

@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 import aioenv
 from aioenv.cli.bench import load_mark, median_load, ratios
-from aioenv.cli.contenders import Contender
-from aioenv.cli.rounds import ACTION_BATCHES, NotApplicable, Outcome, TimedLoop, Workload, rows_of_batch
+from aioenv.cli.contenders import ACTION_BATCHES, Contender, NotApplicable, Outcome, TimedLoop, Workload, rows_of_batch
 from aioenv.process.child import process_memory
 from aioenv.process.launch import START_METHODS
 from aioenv.stats.running import SharedRunningStats
@@ -47,7 +46,7 @@ from benchmarks.loop_time import LOOP_TIME_KEYS, loop_time
 
 __all__ = ["CONTENDERS", "METRICS", "REGISTRY", "Metric", "MetricContender", "print_metric", "summarize_metric"]
 
-REGISTRY = __name__  # in the terms of `aioenv.cli.rounds`
+REGISTRY = __name__  # in the terms of `aioenv.cli.contenders`
 
 PRELOAD = ["numpy", "gymnasium", "mujoco", "gymnasium.envs.mujoco"]
 MIN_WORKERS = 8  # with fewer, pages that forked workers share look like their own

@@ -64,7 +64,7 @@ class Peer:
         return self.envs.reset()
 
     def step(self, actions: Any = None) -> tuple[Any, Any]:
-        """Observations and rewards."""
+        """Step all envs; return observations and rewards."""
         result = self.envs.step(np.zeros(N, np.int64) if actions is None else actions)
         return result[0], result[1]
 
@@ -171,7 +171,7 @@ class Unsupported(Exception):
 
 
 class Interrupted(Exception):
-    """What the signal handler raises, as Ctrl-C raises KeyboardInterrupt."""
+    """The exception of the signal handler, as KeyboardInterrupt is that of Ctrl-C."""
 
 
 # ---------------------------------------------------------------- in the child: one library, one scenario
@@ -212,14 +212,14 @@ class LockInfo(FaultyEnv):
 
 
 def lock_infos() -> list[Any]:
-    """Factories of which one makes a `LockInfo`."""
+    """Return factories of which one makes a `LockInfo`."""
     factories: list[Any] = list(faulty_envs(N, None))
     factories[FAULTY] = lambda: LockInfo(slot=FAULTY)
     return factories
 
 
 def started(peer: type[Peer], fault: Any = None, factories: list[Any] | None = None) -> Peer:
-    """A vector env that has done two steps."""
+    """Return a vector env that has done two steps."""
     envs = peer(factories or list(faulty_envs(N, fault, slot=FAULTY, at=3)))
     envs.reset()
     for _ in range(2):

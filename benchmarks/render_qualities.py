@@ -22,7 +22,7 @@ from gymnasium.envs.mujoco import mujoco_env
 
 import aioenv
 from aioenv import RenderQuality
-from aioenv.rendering.quality import FAST
+from aioenv.rendering.config import FAST
 
 # Drawn in the picture; the costs are of a HalfCheetah.
 SCENE = """

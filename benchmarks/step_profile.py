@@ -26,7 +26,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv import speedups
-from aioenv.cli.rounds import ACTION_BATCHES, Workload
+from aioenv.cli.contenders import ACTION_BATCHES, Workload
 from aioenv.core.dispatcher import Dispatcher
 from aioenv.core.requests import BatchRequestPool
 from aioenv.core.scheduler import RequestScheduler

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from aioenv.cli.bench import NOISY_CPUS, describe_machine, load_mark, print_table, show_progress, summarize
+from aioenv.cli.contenders import Outcome, Workload, play_rounds
 from aioenv.cli.processes import foreign_load
-from aioenv.cli.rounds import Outcome, Workload, play_rounds
 from aioenv.tracing.timeline import atomic_write
 from benchmarks import markdown, plots
 from benchmarks.contenders import BASELINES, CONTENDERS

@@ -1,8 +1,8 @@
-"""Evaluate a policy: so many episodes, each exactly once, the same whoever runs them.
+"""Evaluate a policy: so many episodes, each exactly once, with the same results in any worker.
 
     python examples/evaluate.py --episodes 101
 
-With `--kill` a worker is killed on the way: what it had begun is run again, and the results are the same.
+With `--kill` a worker is killed on the way: its episodes are run again, and the results are the same.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Nobody waits for the slowest: act for whichever slots are ready.
+"""Step slots as they get ready, without waiting for the slowest.
 
 Half of these envs take ten times as long a step as the others. In lock-step all would wait for them; here the
 fast ones go on.

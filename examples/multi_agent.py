@@ -35,7 +35,7 @@ class Chase:
         return self.look(), {agent: {} for agent in self.agents}
 
     def look(self):
-        """Where the two others are, from -0.5 to 0.5 around the ring."""
+        """Return where the two others are, from -0.5 to 0.5 around the ring."""
         ring = {a: [(self.place[b] - self.place[a] + 0.5) % 1 - 0.5 for b in self.place if b != a] for a in self.agents}
         return {agent: np.array(gaps, np.float32) for agent, gaps in ring.items()}
 

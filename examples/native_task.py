@@ -1,7 +1,7 @@
 """A task of one's own, stepped as one batch: a tray that tilts, and a ball that has to stay in its middle.
 
 Run with `python examples/native_task.py`. The same task as a plain `gymnasium.envs.mujoco.MujocoEnv` gives the very
-same numbers (`tests/test_native_example.py`).
+same numbers (`tests/examples/test_native_task.py`).
 """
 
 import argparse
@@ -35,7 +35,7 @@ XML = """
 
 
 class Tray(aioenv.NativeMujocoEnv):
-    """Sees angles, the ball's place and all speeds; earns what is near the middle; ends when the ball has fallen."""
+    """Observes angles, the ball's place and all speeds; rewards a ball near the middle; ends when it has fallen."""
 
     def __init__(self, num_envs, effort_cost=0.01, **kwargs):
         super().__init__(num_envs, XML, frame_skip=4, **{"max_episode_steps": 200, **kwargs})

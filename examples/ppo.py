@@ -28,7 +28,7 @@ class Network:
         return np.tanh(obs @ first + first_bias) @ last + last_bias
 
     def learn(self, obs, gradient_at):
-        """Go a step down: `gradient_at(outputs)` is what the loss of each row changes by."""
+        """Descend one step; `gradient_at(outputs)` is the gradient of each row's loss."""
         first, first_bias, last, last_bias = self.weights
         hidden = np.tanh(obs @ first + first_bias)
         ahead = gradient_at(hidden @ last + last_bias) / len(obs)
@@ -48,7 +48,7 @@ def log_softmax(logits):
 
 
 def policy_gradient(actions, old_logp, advantage, logits):
-    """Of PPO's clipped loss, less a bonus for entropy."""
+    """Return the gradient of PPO's clipped loss, less a bonus for entropy."""
     logp = log_softmax(logits)
     chance, chosen = np.exp(logp), np.eye(logits.shape[1])[actions]
     ratio = np.exp((logp * chosen).sum(axis=1) - old_logp)
@@ -62,11 +62,11 @@ def value_gradient(returns, values):
 
 
 def advantages(rollout: aioenv.Rollout, last_value):
-    """How much better each step was than its value had promised (GAE).
+    """Return how much better each step was than its value had promised (GAE).
 
-    After an episode's end there is a row in which the env was reset instead. What the policy saw there is the episode's
-    last observation, so that the value in the next row always is that of where a step has led to, also where time was
-    up. The row itself is not learned from: `rollout.valid` is False.
+    After an episode's end there is a row in which the env was reset instead. The policy saw the episode's last
+    observation there. So the value in the next row is always that of the state after a step, also at a time limit. The
+    row itself is not learned from: `rollout.valid` is False.
     """
     values = np.concatenate((rollout.extras["value"], last_value[None]))
     advantage = np.zeros_like(rollout.reward)
@@ -85,7 +85,7 @@ class Agent:
         self.actor, self.critic = Network(inputs, actions, 0.01, self.rng), Network(inputs, 1, 1.0, self.rng)
 
     def act(self, obs):
-        """Actions at random, as good as they seem; what it gives beside them comes back as `rollout.extras`."""
+        """Draw actions from the policy; the dict beside them comes back as `rollout.extras`."""
         logp = log_softmax(self.actor(obs))
         actions = (logp + self.rng.gumbel(size=logp.shape)).argmax(axis=1)
         return actions, {"value": self.critic(obs)[:, 0], "logp": logp[np.arange(len(obs)), actions]}

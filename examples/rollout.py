@@ -2,7 +2,7 @@
 
     python examples/rollout.py --steps 128
 
-At the end it says what the time went to. Give the policy more to do (`--work 500`) and the envs wait for it; with
+At the end it prints where the time went. Give the policy more to do (`--work 500`) and the envs wait for it; with
 `--groups 1` both wait for each other.
 """
 

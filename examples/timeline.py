@@ -1,6 +1,6 @@
-"""A timeline of physics and images that overlap: open run.json at https://ui.perfetto.dev, or draw it:
+"""A timeline of physics and images that overlap: open run.json at https://ui.perfetto.dev, or sum it up:
 
-python examples/timeline.py && aioenv trace run.json --png trace.png
+python examples/timeline.py && aioenv trace run.json
 """
 
 import argparse

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import uvloop
@@ -22,24 +19,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-# workers, and scripts that tests start, find the package and the tests whatever directory they run in
-sys.path.insert(0, str(Path(__file__).parent))
-
-from version_kit import NO_BATCH, lacks_batch, version_of  # noqa: E402
-
 from aioenv.core import dispatcher  # noqa: E402
 from aioenv.process import channel as channels  # noqa: E402
 from aioenv.process import launch  # noqa: E402
 from aioenv.process.channel import CHANNELS  # noqa: E402
 from aioenv.process.environment import worker_environment  # noqa: E402
 from aioenv.process.forkserver import AVAILABLE, ForkServer  # noqa: E402
-from aioenv.spaces import shared_layout  # noqa: E402
+from aioenv.spaces import layout  # noqa: E402
 from aioenv.worker import worker_context  # noqa: E402
+from tests.kits.version_kit import NO_BATCH, lacks_batch, version_of  # noqa: E402
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
-
-LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
 
 # Every way to start a worker and to talk to it. Without the last, which is a stress run, each test still meets each
 # start method, each channel, and small arrays in shared memory and in frames.
@@ -58,7 +48,7 @@ def way(request, monkeypatch):
     monkeypatch.setattr(launch, "START_METHODS", (*launch.START_METHODS, start))
     monkeypatch.setattr(channels, "CHANNELS", (*CHANNELS, channel))
     if (start, channel) in SHARED:
-        monkeypatch.setattr(shared_layout, "SHARED_BYTES", 1)
+        monkeypatch.setattr(layout, "SHARED_BYTES", 1)
     return start, channel
 
 
@@ -149,18 +139,24 @@ def nothing_left_behind(request, fork_server, tmp_path, monkeypatch):
         yield
 
 
-def run_on(loop: str, coroutine):
-    """Run a coroutine on a new event loop of this kind."""
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        return runner.run(coroutine)
-
-
 @pytest.fixture
 def fifo(tmp_path):
     """The path of one, at which an env waits for as long as nobody opens its other end."""
     path = str(tmp_path / "fifo")
     os.mkfifo(path)
     return path
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """A fifo that `Counter.WAIT` blocks on, and the function that lets it go."""
+    path = str(tmp_path / "gate")
+    os.mkfifo(path)
+
+    def open_gate() -> None:
+        os.close(os.open(path, os.O_WRONLY))
+
+    return path, open_gate
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.subset import row_infos
 from aioenv.spaces.infos import merge_infos_or_rows
+from aioenv.sync.blocking import BlockingStep
 from aioenv.sync.portal import DeferredCall
-from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import is_native_task
 
@@ -246,7 +246,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         """Read an attribute of some envs, as Python's `getattr` does: nothing is called.
 
         Raises:
-            AttributeError: if they have none of that name, as Stable-Baselines3 expects.
+            AttributeError: if they have no attribute of this name, as Stable-Baselines3 expects.
             TypeError: if it is a method of the env or does not pickle, so that it can't leave the env's process.
             EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
         """
@@ -271,7 +271,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         """Call a method of some envs.
 
         Raises:
-            AttributeError: if they have none of that name.
+            AttributeError: if they have no method of this name.
             TypeError: if the attribute is no method.
             EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
         """

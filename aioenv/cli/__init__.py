@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def exit_status(command: Callable[[], int]) -> int:
     """Run a command; print errors that are messages for the user, and return the exit status (see `main`)."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed (`>&-`, pythonw): discard what is printed
+        if getattr(sys, name) is None:  # closed (`>&-`, pythonw): discard output
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -71,7 +71,7 @@ def _run(argv: Sequence[str] | None) -> int:
     modules: dict[str, Any] = {"doctor": doctor}
     wrong: Exception | None = None
     asked = list(sys.argv[1:] if argv is None else argv)
-    if asked[:1] != ["doctor"]:  # it reports what is broken, so it imports nothing that may be
+    if asked[:1] != ["doctor"]:  # it reports broken parts, so it imports nothing that may be broken
         from aioenv.requirements import check_requirements
 
         check_requirements()

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import aioenv
-from aioenv.cli.arguments import out_file, picture_file, positive_float, positive_int
-from aioenv.cli.contenders import CONTENDERS, Contender
+from aioenv.cli.arguments import SYNTHETIC, env_problem, out_file, picture_file, positive_float, positive_int
+from aioenv.cli.contenders import CONTENDERS, Contender, Outcome, Workload, play_rounds
 from aioenv.cli.doctor import installed
-from aioenv.cli.env_ids import SYNTHETIC, env_problem
-from aioenv.cli.rounds import Outcome, Workload, play_rounds
 from aioenv.platform import usable_cpus
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 import aioenv
 from aioenv.cli.arguments import out_file, positive_int, size
-from aioenv.loops.progress import progress_bar
-from aioenv.loops.video import TiledVideo, check_name, fps_of
+from aioenv.loops.evaluate import progress_bar
+from aioenv.loops.record import TiledVideo, check_name, fps_of
 from aioenv.platform import usable_cpus
 from aioenv.rendering.step_pool import StepRenderPool
 from aioenv.state.render_source import MujocoSource, find_source, read_state
@@ -30,8 +30,8 @@ HELP = "step MuJoCo envs and draw them at the same time, and make a video of it"
 
 ENV = "HalfCheetah-v5"
 WARM_UP_STEPS = 20
-# Images are kept until a chunk is full, and then encoded with the clock stopped, so the encoder is not measured.
-# 50 steps of 16 images of 160 x 120 are 46 MB.
+# Images are kept until a chunk is full, and then encoded. The clock is stopped meanwhile, so the encoder is not
+# measured. 50 steps of 16 images of 160 x 120 are 46 MB.
 CHUNK_STEPS = 50
 
 
@@ -282,4 +282,4 @@ def print_table(settings: DemoSettings, measurements: list[Measurement]) -> None
     config = settings.render
     print(f"Images: {config.width} x {config.height}, {config.quality}, drawn by {measurements[1].detail}.")
     if "pipe" in measurements[1].detail:  # llvmpipe, softpipe
-        print("That is software OpenGL: it needs the CPUs that physics needs, so only their idle time can be saved.")
+        print("This is software OpenGL: it needs the CPUs that physics needs, so only their idle time can be saved.")

@@ -30,7 +30,7 @@ REQUIRED = ("aioenv", "numpy", "gymnasium", "mujoco", "imageio", "packaging", "c
 OPTIONAL = {
     "imageio-ffmpeg": "videos: pip install 'aioenv[video]'",
     "tqdm": "progress bars: pip install 'aioenv[video]'",
-    "matplotlib": "bench --plot, trace --png: pip install 'aioenv[bench]'",
+    "matplotlib": "bench --plot: pip install 'aioenv[bench]'",
     "stable-baselines3": "adapters, and a bench contender: pip install 'aioenv[adapters]'",
     "tianshou": "a bench contender: pip install tianshou",
     "envpool": "a bench contender: pip install envpool",

@@ -12,8 +12,7 @@ from typing import Any
 import gymnasium
 
 import aioenv
-from aioenv.cli.arguments import out_file, positive_float, positive_int, seed, size
-from aioenv.cli.env_ids import import_here, registered
+from aioenv.cli.arguments import import_here, out_file, positive_float, positive_int, registered, seed, size
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
 from aioenv.native_vector_env import vector_env_factory
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="single envs in worker processes, or the env's version as one vector env (default: workers)",
     )
     parser.add_argument("--quality", choices=("exact", "fast", "coarse"), default="fast", help="(default: fast)")
-    parser.add_argument("--fps", type=positive_float, help="pictures a second (default: what the env says)")
+    parser.add_argument("--fps", type=positive_float, help="pictures a second (default: as in the env's metadata)")
     parser.add_argument("--seed", type=seed, default=0, help="of the envs and of random actions (default: 0)")
 
 

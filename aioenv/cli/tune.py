@@ -11,12 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aioenv.cli import rounds
-from aioenv.cli.arguments import out_file, positive_float, positive_int
+from aioenv.cli import contenders
+from aioenv.cli.arguments import (
+    SYNTHETIC,
+    env_problem,
+    native_problem,
+    out_file,
+    positive_float,
+    positive_int,
+    registered,
+)
 from aioenv.cli.bench import NOISY_CPUS, describe_machine, print_noise, show_progress
-from aioenv.cli.env_ids import SYNTHETIC, env_problem, native_problem, registered
+from aioenv.cli.contenders import Outcome, Workload
 from aioenv.cli.processes import foreign_load
-from aioenv.cli.rounds import Outcome, Workload
 from aioenv.ipc.memory import AVAILABLE
 from aioenv.platform import usable_cpus
 from aioenv.process.channel import CHANNELS, check_channel
@@ -96,7 +103,7 @@ def paste(env: str, num_envs: int, settings: Settings) -> list[str]:
     what, lines = repr(env), []
     if env in SYNTHETIC:
         what = SYNTHETIC[env].__name__
-        lines = [f"from aioenv.cli.env_ids import {what}"]
+        lines = [f"from aioenv.cli.arguments import {what}"]
     keywords = "".join(f", {name}={value!r}" for name, value in settings.items() if name not in ("groups", "loop"))
     lines += [f"envs = aioenv.make_vec({what}, num_envs={num_envs}{keywords})"]
     if settings.get("groups", 1) > 1:
@@ -220,7 +227,7 @@ class _Search:
         count = max(CONFIRM_ROUNDS, self._args.rounds)
         ratios = self._stage("once more", {"defaults": {}, label: best}, count).get(label)
         if ratios is None:
-            print("\nWhat was best could not be measured once more; the defaults:")
+            print("\nThe best settings could not be measured again; the defaults:")
             return {}
         result = (
             f"{statistics.median(ratios):.2f} times the defaults ({min(ratios):.2f} to {max(ratios):.2f} in rounds)"
@@ -268,8 +275,8 @@ class _Search:
         entries = {label: (names[label], self._workload(settings)) for label, settings in candidates.items()}
         outcomes: dict[str, Outcome] = {}
         try:
-            rounds.play_rounds(entries, count, _progress(title), outcomes=outcomes)
-        except BaseException:  # Ctrl-C: keep what was measured
+            contenders.play_rounds(entries, count, _progress(title), outcomes=outcomes)
+        except BaseException:  # Ctrl-C: keep the measurements so far
             self._keep(title, candidates, outcomes, {})
             raise
         finally:

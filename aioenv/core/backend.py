@@ -38,7 +38,7 @@ class StepOutcome(NamedTuple):
     Attributes:
         obs, objects: their observations, in arrays that nothing else uses; zeros of slots that failed.
         reward: float64 `(k,)`; terminated, truncated: bool `(k,)`.
-        valid: bool `(k,)`, whether a row is a result of that step: False where an env failed, or was lost with its
+        valid: bool `(k,)`, whether a row is a result of the step: False where an env failed, or was lost with its
             worker. None: all are.
         infos: the infos, for `RolloutBackend.merge`.
         error: the errors of some of them; the slot table has noted them already.

@@ -15,10 +15,9 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
 from aioenv.core.episode_tracker import EpisodeTracker
-from aioenv.core.payloads import read_partial_payload, read_payload
-from aioenv.core.pixel_renderer import PixelRenderer
+from aioenv.core.images import PixelRenderer
 from aioenv.core.recovery import SlotHistory, WorkerRecovery
-from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest
+from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest, read_partial_payload, read_payload
 from aioenv.core.service_calls import StatsMerger
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.core.wakeups import WakeupCoalescer
@@ -33,7 +32,7 @@ from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import NO_RESULT, Columns
-from aioenv.spaces.shared_layout import BATCH_INDEX_BYTES, COPIED
+from aioenv.spaces.layout import BATCH_INDEX_BYTES, COPIED
 from aioenv.worker.worker_end import SpinPoller
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ __all__ = ["Dispatcher"]
 
 Slots = npt.NDArray[np.int64]
 
-# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds: with the rest
-# of a step, below the 0.5 ms for which it may keep the loop busy.
+# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds. With the rest
+# of a step it stays below the 0.5 ms for which a step may keep the loop busy.
 _POLL_S = 250e-6
 _SHARED_BATCH = slice(0, 1)
 # Replies up to this size fit into a socket, so that a worker does not wait for them to be read.
@@ -135,8 +134,8 @@ class Dispatcher:
         # with more workers than CPUs the last one to reply varies; with fewer the parent polls
         return WakeupCoalescer(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_BYTES else None
 
-    def listen(self) -> None:
-        """Have the loop watch the channels of all workers."""
+    def enable_readers(self) -> None:
+        """Let the loop watch the channels of all workers."""
         if self._wakeups is not None:
             self._wakeups.wake()
 
@@ -213,7 +212,7 @@ class Dispatcher:
                 if self._wakeups is not None:
                     self._wakeups.begin(request)
                     return
-        self.listen()
+        self.enable_readers()
         for part, mine, payload in zip(parts[sent:], cuts[sent:], payloads[sent:], strict=True):
             self.submit(request, part, _step_of(part, views, mine, payload))
 
@@ -374,7 +373,7 @@ class Dispatcher:
 
     def _on_death(self, worker: Worker) -> None:
         """Have a worker that has ended started again, or mark its slots as dead."""
-        self.listen()
+        self.enable_readers()
         self._stale_wakeups = True
         error = worker.death_error()
         if self._images is not None:

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.envs import ActorID
 from aioenv.errors import OutOfStepError, ResumeError
-from aioenv.state.env_state import EnvState
+from aioenv.state.snapshot import EnvState
 from aioenv.worker.vector_states import awaits_reset
 
 if TYPE_CHECKING:

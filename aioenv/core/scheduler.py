@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.active_slots import ActiveSlots
 from aioenv.core.dispatcher import Dispatcher
-from aioenv.core.groups import RememberedState, WorkerGroup, WorkerRolloutBackend
-from aioenv.core.payloads import reset_payload
-from aioenv.core.pixel_renderer import PixelRenderer
-from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
+from aioenv.core.groups import ActiveSlots, RememberedState, WorkerGroup, WorkerRolloutBackend
+from aioenv.core.images import PixelRenderer
+from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest, reset_payload
 from aioenv.core.results import Ready, ResetResult, StepResult, collect_ready
 from aioenv.core.service_calls import StatsMerger, call_workers
 from aioenv.core.slots import SlotState, SlotTable
@@ -33,8 +31,8 @@ from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import merge_infos
+from aioenv.spaces.layout import COPIED
 from aioenv.spaces.seeding import is_seed_list
-from aioenv.spaces.shared_layout import COPIED
 from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
@@ -563,7 +561,7 @@ class RequestScheduler:
     # ------------------------------------------------------------ abandoned requests
 
     def abandon(self, request: BatchRequest) -> None:
-        """Stop waiting for a request, for good: its worker requests become ready for `recv`, one by one."""
+        """Abandon a request, permanently: its worker requests become ready for `recv`, one by one."""
         if request.done.cancelled():
             request.done = self.loop.create_future()
             if request.open == 0:
@@ -574,7 +572,7 @@ class RequestScheduler:
 
     def leave(self, request: BatchRequest) -> None:
         """Stop waiting for a request as if it were abandoned; `take_up` may wait for it again."""
-        self.dispatcher.listen()
+        self.dispatcher.enable_readers()
         request.waiting = False
         self._abandoned.append(request)
         for part in request.parts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.pixel_renderer import PixelRenderer
+from aioenv.core.images import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
@@ -50,7 +50,7 @@ def make_step_pool(
         distinct,
         [distinct.index(source) for source in sources],
         render,
-        # (what a vector env's own arrays do is another matter)
+        # (that of a vector env is about its own arrays)
         transport="auto" if config.vectorized else config.transport,
         start=config.start,
         channel=config.channel,

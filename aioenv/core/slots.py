@@ -5,7 +5,7 @@
       └──step, reset──┘  └ worker died ▶ DEAD
 
 The results of `step` and `reset` are handed out at once, without the state READY. An idle slot whose env has raised is
-FAILED. With autoreset disabled, a slot whose episode has ended may have to be reset. Both last until a reset of that
+FAILED. With autoreset disabled, a slot whose episode has ended may have to be reset. Both last until a reset of the
 slot is sent.
 
 A slot may be paused in any state: it keeps its state, and is left out of whole batches.
@@ -134,7 +134,7 @@ class SlotTable:
             )
         ready = numbers[states == SlotState.READY].tolist()
         if ready:
-            raise PendingCallError(f"{name}: slots {ready} have results that nobody took; recv() takes them", name)
+            raise PendingCallError(f"{name}: slots {ready} have results that were not taken; recv() takes them", name)
         dead = numbers[states == SlotState.DEAD].tolist()
         if dead:
             old = self._errors[dead[0]]
@@ -161,7 +161,7 @@ class SlotTable:
             self._states[slots] = int(state)  # ten times as fast as with an enum
 
     def fail(self, error: SlotError, among: Iterable[int] | None = None) -> None:
-        """Note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied).
+        """Note that slots can't be stepped: until a reset (EnvError), or ever again (WorkerDied).
 
         Args:
             error: the error, with its slots.

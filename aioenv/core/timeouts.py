@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["ON_TIMEOUT", "ReplyTimeouts", "images_late"]
 
 ON_TIMEOUT = ("raise", "kill", "restart")
-# Workers that are late are asked for their tracebacks if the timeout is at least so long, in seconds; callers with
-# shorter ones only look in now and then. The question is a signal, which interrupts system calls (most of them go on),
-# so the limit is higher for workers that are not to be killed.
+# Late workers are asked for their tracebacks if the timeout is at least so long, in seconds. Callers with shorter ones
+# only poll. The question is a signal, which interrupts system calls (most of them go on), so the limit is higher for
+# workers that are not to be killed.
 _ASK_FROM_S, _ASK_DOOMED_FROM_S = 5.0, 1.0
 # The loop may have been blocked for longer than the timeout: replies that have come are read before a worker is late.
 _TURNS = 3
@@ -32,8 +32,8 @@ def images_late(what: str, pools: Sequence[StepRenderPool], timeout_s: float | N
     owing = [f"{worker.index} (pid {worker.pid}, {worker.state.value})" for pool in pools for worker in pool.owing]
     who = f": render workers {', '.join(owing)} owe some" if owing else ""
     return StepTimeout(
-        f"{what}: not all images were drawn within timeout_s={timeout_s}{who}; ask again for what is late. One that "
-        "finishes nothing for timeout_s is replaced if restart=aioenv.RestartPolicy(...) was given"
+        f"{what}: not all images were drawn within timeout_s={timeout_s}{who}; ask again for the others. A render "
+        "worker that finishes nothing for timeout_s is replaced if restart=aioenv.RestartPolicy(...) was given"
     )
 
 
@@ -43,8 +43,8 @@ class ReplyTimeouts:
     Args:
         worker_pool: the workers.
         timeout_s: how long a wait may last if it has no limit of its own, in seconds; None for no limit.
-        on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout, or kill the workers that owe replies, for good or to have
-            them restarted. After a kill the wait goes on, for the errors or results of their slots.
+        on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout, or kill the workers that owe replies, with or without a
+            restart. After a kill the wait goes on, for the errors or results of their slots.
         restarter: starts workers again; None if none are.
 
     Attributes:

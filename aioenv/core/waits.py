@@ -86,7 +86,7 @@ class Clock:
     def restart_count(self, steps: int) -> None:
         """Count from zero again, when so many steps had been made; waits in progress are left out."""
         self.envs = Wait()
-        self.images = _LesserWait(self.envs)
+        self.images = Wait(self.envs)
         self._before = steps
         self.trace(self._trace)
 
@@ -109,11 +109,17 @@ class Clock:
 
 
 class Wait:
-    """The time of one kind of wait, as a context manager. Waits that overlap count once."""
+    """The time of one kind of wait, as a context manager. Waits that overlap count once.
 
-    __slots__ = ("first", "last", "on_end", "open", "seconds", "since")
+    Args:
+        greater: a wait that counts instead, as long as both are open; None: there is none.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_before", "_greater", "first", "last", "on_end", "open", "seconds", "since")
+
+    def __init__(self, greater: Wait | None = None) -> None:
+        self._greater = greater
+        self._before = 0.0  # the time of the greater one when this one began
         self.on_end: Callable[[float, float], None] | None = None  # called with the begin and end of a wait
         self.open = 0
         self.seconds = 0.0  # of waits that have ended
@@ -128,6 +134,8 @@ class Wait:
             self.since = perf_counter()
             if not self.first:
                 self.first = self.since
+            if self._greater is not None:
+                self._before = self._greater.until(self.since)
         self.open += 1
         return self
 
@@ -137,6 +145,8 @@ class Wait:
         if not self.open:
             self.last = now = perf_counter()
             self.seconds += now - self.since
+            if self._greater is not None:
+                self.seconds -= self._greater.until(now) - self._before
             if self.on_end is not None:
                 self.on_end(self.since, now)
 
@@ -148,28 +158,7 @@ class Wait:
 
     def until(self, now: float) -> float:
         """Return the time until now, in seconds."""
-        return self.seconds + (now - self.since if self.open else 0.0)
-
-
-class _LesserWait(Wait):
-    """A wait whose time counts only while there is no wait of the `greater` kind."""
-
-    __slots__ = ("_before", "_greater")
-
-    def __init__(self, greater: Wait) -> None:
-        super().__init__()
-        self._greater = greater
-        self._before = 0.0
-
-    def begin(self) -> Wait:
         if not self.open:
-            self._before = self._greater.until(perf_counter())
-        return super().begin()
-
-    def end(self) -> None:
-        super().end()
-        if not self.open:
-            self.seconds -= self._greater.until(self.last) - self._before
-
-    def until(self, now: float) -> float:
-        return super().until(now) - (self._greater.until(now) - self._before if self.open else 0.0)
+            return self.seconds
+        seconds = self.seconds + now - self.since
+        return seconds if self._greater is None else seconds - (self._greater.until(now) - self._before)

@@ -27,8 +27,9 @@ class WakeupCoalescer:
 
     With a worker for each CPU the parent wakes up on a CPU that a worker needs. A wake-up for a reply that is not the
     last one is of no use: it can be read together with the last. So the readers of the other channels are disabled
-    while plain steps are all that their workers owe. They are enabled again when the last worker has replied before the
-    others. So they are when anything else happens: another request, the end of a process, a timeout, an abandoned step.
+    while their workers owe replies to plain steps alone. They are enabled again when the last worker has replied before
+    the others. So they are when anything else happens: another request, the end of a process, a timeout, an abandoned
+    step.
 
     Args:
         channels: the channels of all workers, in the order of the worker requests of a step.
@@ -37,7 +38,7 @@ class WakeupCoalescer:
     def __init__(self, channels: Sequence[ScatterChannel]) -> None:
         self._channels = channels
         self._requests: list[BatchRequest] = []  # the steps in flight, oldest first
-        self._resting: Sequence[ScatterChannel] = ()
+        self._disabled: Sequence[ScatterChannel] = ()
         self._last: ScatterChannel | None = None  # the one that replied last
         self._times = 0  # how many times in a row
         self._looking = False
@@ -50,13 +51,13 @@ class WakeupCoalescer:
         if requests:  # a request may be used again before its replies were noted
             requests[:] = [one for one in requests if one.open and one is not request]
         requests.append(request)
-        if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
-            self._resting = [channel for channel in self._channels if channel is not self._last]
-            for channel in self._resting:
+        if self._times >= _TIMES and not self._disabled and self._owe_nothing_else():
+            self._disabled = [channel for channel in self._channels if channel is not self._last]
+            for channel in self._disabled:
                 channel.disable_reader()
 
     def _owe_nothing_else(self) -> bool:
-        """Return whether these steps are all that the workers owe, but for the last one."""
+        """Return whether the workers, but for the last one, owe replies to these steps alone."""
         for number, channel in enumerate(self._channels):
             steps = sum(not request.parts[number].arrived for request in self._requests)
             if channel is not self._last and len(channel.requests.pending) != steps:
@@ -67,7 +68,7 @@ class WakeupCoalescer:
         requests = self._requests
         if not requests or self._looking:
             return
-        if self._resting:
+        if self._disabled:
             self._look(len(channel.requests.pending))
         if requests[0].open:
             return
@@ -83,7 +84,7 @@ class WakeupCoalescer:
         self._looking = True
         late = False
         try:
-            for channel in self._resting:
+            for channel in self._disabled:
                 pending = channel.requests.pending
                 while len(pending) > owed and not late:
                     before = len(pending)
@@ -96,9 +97,9 @@ class WakeupCoalescer:
 
     def wake(self) -> None:
         """Watch all channels again."""
-        resting, self._resting = self._resting, ()
+        disabled, self._disabled = self._disabled, ()
         self._last, self._times = None, 0
-        for channel in resting:
+        for channel in disabled:
             channel.enable_reader()
 
     def forget(self) -> None:

@@ -1,53 +1,183 @@
-"""The workers of one vector env: how slots are spread over them, how they start, and the spaces that they agree on."""
+"""The workers of one vector env: their code, how slots are spread over them, how they start, and their spaces.
+
+The code is a snapshot of the factories and the modules that these need. All workers must agree on the spaces.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Space
+from gymnasium import Env, Space
+from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces
 
+from aioenv.assign import spread
+from aioenv.core.arguments import check_factories, check_seconds, check_worker_env
 from aioenv.core.service_calls import ModelFields
 from aioenv.definitions.restore import FactoryReference
+from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import dump_code, load
 from aioenv.platform import usable_cpus
 from aioenv.process.async_resource import gather_internal, internal_task, wait_through_cancel
 from aioenv.process.failures import cannot_start
+from aioenv.process.launch import check_start
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import Schema, SchemaTable
-from aioenv.spaces.large_boxes import batch_space, packed
-from aioenv.spaces.layout import Layout, Leaf
+from aioenv.spaces.layout import Layout, Leaf, SharedBatch, SharedLayout, batch_space, choose_shared_layout, packed
 from aioenv.spaces.seeding import spread_seeds
-from aioenv.spaces.shared_layout import SharedBatch, SharedLayout, choose_shared_layout
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 from aioenv.state.assets import Looks
 from aioenv.state.render_source import MujocoSource
 from aioenv.stats.counters import SeedPlan
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
-from aioenv.worker.description import EnvDescription
+from aioenv.worker.description import EnvDescription, EnvMetadata, MetadataService
 from aioenv.worker.env_service import EnvService
 from aioenv.worker.loop import run_in_thread
-from aioenv.worker.specs import restore_values
+from aioenv.worker.specs import capture_registry, restore_values
 from aioenv.worker.vector_service import VectorService
 from aioenv.worker.worker_end import MAX_POLL_S
 
-if TYPE_CHECKING:
-    from aioenv.core.worker_code import WorkerCode
+__all__ = ["WorkerCode", "WorkerPool", "WorkerPoolConfig", "WorkerSlots", "describe_env", "make_program", "needed_by"]
 
-__all__ = ["WorkerPool", "WorkerPoolConfig", "WorkerSlots"]
+
+class WorkerCode(NamedTuple):
+    """The code that the workers of a vector env are started with.
+
+    Attributes:
+        program: the factories, and the definitions that they refer to.
+        spans: the first slot of each worker, and the one after its last.
+        registry: the entries of Gymnasium's registry (see `worker.registry.capture_registry`); None where workers are
+            threads, which have it.
+    """
+
+    program: CodeSnapshot
+    spans: Sequence[tuple[int, int]]
+    registry: tuple[bytes, bytes] | None
+
+
+def make_program(factories: Sequence[Callable[..., Any]], num_workers: int, *, live: bool = False) -> WorkerCode:
+    """Take a snapshot of factories and of the code that they refer to.
+
+    Args:
+        factories: one a slot.
+        num_workers: the number of workers.
+        live: whether the workers are threads of this process.
+
+    Raises:
+        TypeError: if a factory can't be sent to a worker.
+    """
+    spans = spread(len(factories), num_workers)
+    if live:
+        return WorkerCode(CodeSnapshot(factories, spans, live=True), spans, None)
+    registry = capture_registry()
+    program = CodeSnapshot(factories, spans, names=registry.names, specs=registry.specs)
+    return WorkerCode(program, spans, registry.entries)
+
+
+def needed_by(factories: Iterable[Callable[[], Any]]) -> tuple[str, ...]:
+    """Guess which modules factories will import, so that a fork server can import them once for all workers.
+
+    A wrong guess costs a little time, a missing one a little more: each worker then imports for itself.
+
+    Args:
+        factories: functions, partials, lambdas with an id among their constants, defaults or closed-over values.
+
+    Returns:
+        The modules of the factories, and entry points ("module:Class") of envs whose ids or specs they hold, each once;
+        without those of the main script.
+    """
+    distinct = {id(factory): factory for factory in factories}.values()
+    # factories made in a loop share their code, and the first of them differ as much as all do
+    names = dict.fromkeys(name for factory in list(distinct)[:64] for name in _modules(factory))
+    return tuple(name for name in names if name.partition(":")[0] not in ("__main__", "__mp_main__"))
+
+
+def _modules(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        prefix, _, name = value.rpartition(":")
+        if prefix.replace(".", "_").isidentifier() and ENV_ID_RE.fullmatch(name):  # not what "train: …" says
+            yield prefix
+        elif name in gymnasium.registry:
+            yield from _modules(gymnasium.registry[name])
+    elif isinstance(value, EnvSpec):
+        if isinstance(value.entry_point, str):
+            yield value.entry_point
+        elif value.entry_point is not None:
+            yield from _modules(value.entry_point)
+    elif isinstance(value, partial):
+        for part in (value.func, *value.args, *value.keywords.values()):
+            yield from _modules(part)
+    elif callable(value):
+        module = getattr(value, "__module__", None)
+        if isinstance(module, str):
+            yield module
+        code = getattr(value, "__code__", None)
+        cells = [_contents(cell) for cell in getattr(value, "__closure__", None) or ()]
+        inner = getattr(value, "__wrapped__", None)  # of a decorated function, or of a creator
+        if inner is not None and inner is not value:
+            yield from _modules(inner)
+        for seen in (*getattr(code, "co_consts", ()), *(getattr(value, "__defaults__", None) or ()), *cells):
+            if isinstance(seen, (str, EnvSpec)):
+                yield from _modules(seen)
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+async def describe_env(
+    factory: Callable[[], Env[Any, Any]],
+    *,
+    start: str | None = None,
+    start_timeout_s: float = 60.0,
+    preload: Iterable[str] = (),
+    worker_env: Mapping[str, str] | None = None,
+) -> EnvMetadata:
+    """Get the metadata of a factory's env from a worker that makes one and ends.
+
+    Args, Raises: as `EnvCreator.metadata`.
+    """
+    check_factories([factory])
+    code = make_program([factory], 1)
+    worker = Worker(
+        dump_code(partial(MetadataService, FactoryReference())),
+        index=0,
+        slots=(0,),
+        start=check_start(start),
+        env=check_worker_env(worker_env, 1)[0],
+        preload=(preload,) if isinstance(preload, str) else tuple(preload),
+        needed=needed_by([factory]),
+        registry=code.registry,
+        code=code.program.code(0),
+        definitions=code.program.table,
+        start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
+    )
+    try:
+        await worker.start()
+        metadata: EnvMetadata = worker.description
+        await worker.close()
+    except BaseException:
+        await worker.close_now()
+        raise
+    return metadata._replace(spec=restore_values(metadata.spec, factory))
+
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 T = TypeVar("T")

@@ -1,29 +1,382 @@
-"""`CodeSnapshot`: the code of one vector env, taken in the parent for its workers."""
+"""`CodeSnapshot`: the code of one vector env, taken in the parent for its workers.
+
+`DefinitionEmitter` is step 2 of a snapshot: it writes collected definitions as pickles that a worker loads one by one.
+First come all definitions, empty; then the entries that they need, simple values before those whose unpickling runs
+code. The pickles share one memo, so an object that several of them refer to is one object in the worker.
+
+`ParentTable` is the parent's table of definitions. It sends those that messages mention later.
+"""
 
 from __future__ import annotations
 
+import abc
+import collections.abc
 import contextlib
+import enum
+import io
+import linecache
+import numbers
 import os
 import pickle
 import secrets
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Self
 
 import cloudpickle
 import numpy as np
 
-from aioenv.definitions.collect import DefinitionCollector, Root
-from aioenv.definitions.emit import DefinitionEmitter, source_lines
-from aioenv.definitions.parent_table import ParentTable
-from aioenv.definitions.pickling import main_module
-from aioenv.definitions.restore import TOKEN_BYTES, Code, CodeMemory, CodePart, MainModule, ModuleLocation
+from aioenv.definitions import rebuild
+from aioenv.definitions.collect import DefinitionCollector, Entry, Namespace, Root, Selection, name_of
+from aioenv.definitions.pickling import MAIN_NAMES, DefinitionPickler, LruCached, is_importable, main_module
+from aioenv.definitions.rebuild import Unsendable
+from aioenv.definitions.restore import (
+    TOKEN_BYTES,
+    Code,
+    CodeMemory,
+    CodePart,
+    MainModule,
+    ModuleLocation,
+    load_late_definition,
+    make_transient,
+    namespace_module,
+    namespace_values,
+    worker_global,
+)
 from aioenv.definitions.table import DefinitionTable, LiveTable
+from aioenv.errors import warn_caller
 
-__all__ = ["CAN_SHARE", "CodeSnapshot", "SnapshotMemory"]
+__all__ = ["CAN_SHARE", "CodeSnapshot", "DefinitionEmitter", "ParentTable", "SnapshotMemory", "source_lines"]
+
+
+OnBuffer = Callable[[pickle.PickleBuffer], Any]
+
+
+# Abstract base classes with which the classes of a script may be registered.
+_STANDARD = [
+    value
+    for module in (collections.abc, numbers, os)
+    for name in module.__all__
+    if isinstance(value := getattr(module, name), abc.ABCMeta)
+]
+
+
+class _Reference:
+    """Represents a namespace in a pickle."""
+
+    def __init__(self, kind: str, namespace: Namespace) -> None:
+        self._arguments = kind, namespace.name, namespace.number
+
+    def __reduce__(self) -> Any:
+        return namespace_values, self._arguments
+
+
+class DefinitionEmitter(DefinitionPickler):
+    """Writes definitions as pickles: step 2 of a snapshot.
+
+    Args:
+        collector: has the definitions.
+        on_buffer: takes large buffers out of band: see `pickle.Pickler`.
+        after: an emitter whose memo this one starts with, so that it refers to objects which that one has written.
+    """
+
+    def __init__(
+        self, collector: DefinitionCollector, on_buffer: OnBuffer | None, after: DefinitionEmitter | None = None
+    ) -> None:
+        self.file = io.BytesIO()
+        super().__init__(self.file, protocol=5, buffer_callback=on_buffer)
+        self._collector = collector
+        self._references: dict[int, _Reference] = {} if after is None else after._references
+        if after is not None:
+            self.memo: Any = after.memo
+
+    def emit_definitions(self, selection: Selection, number: Callable[[Any], int]) -> list[tuple[str, str, str]]:
+        """Write definitions and the entries that they need.
+
+        Args:
+            selection: the definitions and entries.
+            number: gives the number of a definition.
+
+        Returns:
+            Kind, name and user of each entry that was written, for errors.
+        """
+        found = selection.definitions
+        self.dump(found)
+        registries = [(cls, self._registered(cls)) for cls in found if isinstance(cls, abc.ABCMeta)]
+        if any(isinstance(value, type) for value in found):
+            registries += [(cls, self._registered(cls, own=True)) for cls in _STANDARD]
+        entries = [entry for entry in selection.entries if not self._is_imported(entry)]
+        ordered = [e for e in entries if e.simple] + [e for e in entries if not e.simple]
+        for entry in ordered:
+            self.dump((entry.kind, self._target(entry), entry.name, self._value(entry)))
+        hooked = [cls for cls in found if isinstance(cls, type) and is_importable(rebuild.hook_owner(cls.__bases__))]
+        listed = [(number(value), value) for value in (*found, *selection.callables)]
+        self.dump((listed, [(cls, registered) for cls, registered in registries if registered], hooked))
+        return [(entry.kind, entry.name, entry.user) for entry in ordered]
+
+    def _is_imported(self, entry: Entry) -> bool:
+        """Return whether an entry is a global of a module that the worker imports."""
+        return entry.kind == "global" and self._collector.kind_of(entry.target) == "import"
+
+    def _target(self, entry: Entry) -> Any:
+        return self._reference(entry.target) if isinstance(entry.target, Namespace) else entry.target
+
+    def _value(self, entry: Entry) -> Any:
+        if entry.error is not None:
+            return Unsendable(f"{entry.describe()}, could not be sent to the worker: {entry.error}")
+        return entry.value
+
+    def _reference(self, namespace: Namespace) -> _Reference:
+        return self._references.setdefault(namespace.number, _Reference(self._collector.kind_of(namespace), namespace))
+
+    # ------------------------------------------------------------ definitions, empty
+
+    def reduce_definition(self, obj: Any) -> Any:
+        """Reduce a definition to an empty one; its entries follow later."""
+        known = self._collector.known
+        if known is not None and (reference := known.reduce_known(obj)) is not None:
+            return reference
+        if not self._collector.has(obj):
+            raise pickle.PicklingError(f"{obj!r} was not there when its owner was pickled for trial")
+        if isinstance(obj, type):
+            return rebuild.make_class, self._class_arguments(obj)
+        if type(obj) is LruCached:
+            return rebuild.make_lru_cached, (obj.__wrapped__, *obj.cache_parameters().values())
+        reference = self._reference(self._collector.namespace(obj.__globals__))
+        names = obj.__name__, obj.__closure__, obj.__qualname__, obj.__module__, obj.__doc__
+        return rebuild.make_function, (obj.__code__, reference, *names)
+
+    def _class_arguments(self, cls: type) -> tuple[Any, ...]:
+        meta: Any = type(cls)
+        creator = next(kind for kind in meta.__mro__ if is_importable(kind))
+        if issubclass(meta, enum.EnumMeta):
+            creator = type
+        attributes: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        if "__slots__" in vars(cls):
+            attributes["__slots__"] = cls.__slots__  # type: ignore[attr-defined]
+        return meta, creator, cls.__name__, cls.__bases__, attributes, "__orig_bases__" in vars(cls)
+
+    def _registered(self, cls: Any, *, own: bool = False) -> list[type]:
+        """Return the virtual subclasses of an abstract class that the worker has, too; with `own` only definitions."""
+        registry = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
+        found = [reference() for reference in registry]
+        return [
+            kind
+            for kind in found
+            if kind is not None and (self._collector.has(kind) or (not own and is_importable(kind)))
+        ]
+
+    def reduce_module(self, obj: types.ModuleType) -> Any:
+        """Reduce a module to a reference by its name."""
+        namespace = self._collector.module_namespace(obj)
+        return namespace_module, (namespace.kind, namespace.name)
+
+    def reduce_by_name(self, obj: Any, name: str) -> Any:
+        """Reduce an object to a reference by name if the receiver has it under this name already."""
+        known = self._collector.known
+        return None if known is None else known.reduce_known_global(obj, name)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `pickle.Pickler`."""
+        if type(obj) is types.CellType:
+            return rebuild.make_cell, ()
+        return super().reducer_override(obj)
+
+
+def source_lines(definitions: Iterable[Any]) -> dict[str, list[str]]:
+    """Return the source of functions that is in no file, such as that of notebook cells, by file name."""
+    found: dict[str, list[str]] = {}
+    for value in definitions:
+        code = getattr(value, "__code__", None)
+        name = code.co_filename if isinstance(code, types.CodeType) else None
+        if name is not None and name not in found and not os.path.exists(name):
+            lines = linecache.getlines(name, getattr(value, "__globals__", None))
+            if lines:
+                found[name] = lines
+    return found
+
+
+class ParentTable(DefinitionTable):
+    """The definitions of a snapshot, and those that messages mention after it was taken."""
+
+    def __init__(self, token: bytes) -> None:
+        super().__init__(token)
+        self._common: set[int] | None = None  # numbers of the definitions that all workers have
+        self._globals: dict[str, Any] | None = None  # globals of the main module that all workers have
+        self._late_globals: dict[str, Any] = {}  # globals that came later: some workers may lack them
+        self._names: set[str] = set()  # qualified names of definitions of the snapshot
+        self._imports: dict[str, None] = {}
+        self._late: dict[int, Any] = {}  # reductions of definitions that came later, by number
+
+    def ensure_number(self, value: Any) -> int:
+        """Return the number of a definition; a new one is added."""
+        number = self.number_of(value)
+        if number is None:
+            number = self.size
+            self.add(number, value)
+        return number
+
+    def record(self, selection: Selection, imports: Iterable[str]) -> None:
+        """Record the definitions of some workers, and the values of their globals.
+
+        Args:
+            selection: the definitions, and the entries that they need.
+            imports: modules that workers import.
+        """
+        self._imports.update(dict.fromkeys(imports))
+        modules = [
+            e.target.name.encode() for e in selection.entries if e.kind == "global" and e.target.kind == "module"
+        ]
+        self.name_markers = (*dict.fromkeys((*self.name_markers, *modules)),)
+        self._names.update(name_of(value) for value in selection.definitions)
+        numbers = {self.ensure_number(value) for value in (*selection.definitions, *selection.callables)}
+        self._common = numbers if self._common is None else self._common & numbers
+        values = {
+            entry.name: _weakly_held(entry.value)
+            for entry in selection.entries
+            if entry.kind == "global" and entry.target.kind == "main"
+        }
+        known = self._globals
+        self._globals = values if known is None else {name: known[name] for name in values if name in known}
+
+    def reduce_known(self, value: Any) -> Any:
+        """Reduce a definition that workers have; one that not all workers have travels with its code."""
+        number = self.number_of(value)
+        if number is None:
+            return None
+        if self._common is None or number in self._common:
+            return super().reduce_known(value)
+        return self._late.get(number)
+
+    def reduce_known_global(self, value: Any, name: str) -> Any:
+        """Reduce a global of the main module that workers have too; return None for anything else."""
+        known = self._globals or {}
+        return (worker_global, (name,)) if name in known and _is_same_value(known[name], value) else None
+
+    def reduce_new(self, value: Any) -> Any:
+        """Reduce a definition that not all workers have, with its code.
+
+        Each worker makes a class or a top-level function once. A lambda or a local function is made for each message,
+        and no table keeps it, since every message may bring a new one.
+        """
+        collector, selection = self._collect(value)
+        if _is_local(value):
+            for made in selection.definitions:
+                if not _is_local(made):
+                    self.reduce_new(made)
+            reference = self.reduce_known(value)
+            if reference is not None:  # it came with one of these
+                return reference
+            collector, selection = self._collect(value)
+            code = self._emit(collector, selection, lambda _: -1)
+            return make_transient, (self.token, selection.definitions.index(value), code)
+        code = self._emit(collector, selection, self.ensure_number)
+        for made in selection.definitions:
+            number = self.ensure_number(made)
+            self._late[number] = load_late_definition, (self.token, number, code)
+        return self.reduce_known(value)
+
+    def _collect(self, value: Any) -> tuple[DefinitionCollector, Selection]:
+        collector = DefinitionCollector(self)
+        collector.imports.update(self._imports)
+        return collector, collector.select([collector.reach(value)])
+
+    def _emit(
+        self, collector: DefinitionCollector, selection: Selection, number: Callable[[Any], int]
+    ) -> tuple[bytes, Any]:
+        """Return the pickles of definitions, and a description of their entries."""
+        definitions, entries = selection
+        for name in map(name_of, filter(self._is_redefined, definitions)):
+            warn_caller(
+                f"{name} was defined anew after the vector env was made: its workers keep the one that they "
+                "have, and the new one arrives there as a definition of its own; a new vector env has the new one",
+                RuntimeWarning,
+            )
+        clash = any(self._differs_from_workers(entry) for entry in entries)
+        for key, namespace in list(collector.namespaces.items()):
+            if namespace.kind == "main" and clash:
+                collector.namespaces[key] = namespace._replace(kind="private")
+        entries = [entry for entry in entries if self._is_needed(entry, clash)]
+        for entry in entries:
+            entry.callables = ()
+            if entry.kind == "global":
+                entry.target = collector.namespaces[id(entry.target.values)]
+                if entry.target.kind == "main":
+                    self._late_globals[entry.name] = _weakly_held(entry.value)
+        emitter = DefinitionEmitter(collector, None)
+        described = emitter.emit_definitions(Selection(definitions, entries), number)
+        return emitter.file.getvalue(), described
+
+    def _is_redefined(self, value: Any) -> bool:
+        """Return whether workers have another definition under this name in the main module."""
+        name = name_of(value)
+        return name in self._names and name.isidentifier() and value.__module__ in MAIN_NAMES
+
+    def _is_needed(self, entry: Entry, clash: bool) -> bool:
+        """Return whether an entry must travel, rather than be a reference to a global that workers have."""
+        if entry.kind != "global" or entry.target.kind != "main":
+            return True
+        everywhere = self._globals is not None and entry.name in self._globals
+        if not clash:
+            return not everywhere
+        if self._differs_from_workers(entry):
+            return True
+        if everywhere:
+            entry.value, entry.error, entry.simple = _WorkerGlobal(entry.name), None, True
+        elif entry.name in self._late_globals and entry.error is None:
+            entry.value, entry.simple = _WorkerGlobal(entry.name, entry.value), False
+        return True
+
+    def _differs_from_workers(self, entry: Entry) -> bool:
+        """Return whether a global of the main module has another value here now than in the workers."""
+        if entry.kind != "global" or not isinstance(entry.target, Namespace) or entry.target.kind != "main":
+            return False
+        known = self._globals or {}
+        then = known.get(entry.name, self._late_globals.get(entry.name, _MISSING))
+        return then is not _MISSING and not _is_same_value(then, entry.value)
+
+
+def _is_local(value: Any) -> bool:
+    """Return whether a value is a lambda, or a function within a function."""
+    return not isinstance(value, type) and "<" in name_of(value)
+
+
+_MISSING = object()
+_ATOMS = (int, float, complex, str, bytes, bool)
+
+
+class _WorkerGlobal:
+    """Refers to a global of the workers' main module; where workers may lack it, with its value."""
+
+    def __init__(self, name: str, *value: Any) -> None:
+        self._arguments = name, *value
+
+    def __reduce__(self) -> Any:
+        return worker_global, self._arguments
+
+
+def _weakly_held(value: Any) -> Any:
+    """Return a weak reference to a value, to compare with later; the value itself if it can't have one."""
+    if isinstance(value, type | types.FunctionType):
+        return value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _is_same_value(held: Any, value: Any) -> bool:
+    """Return whether a value is the one that was held, or can't be told from it."""
+    held = held() if isinstance(held, weakref.ref) else held
+    if held is value or type(held) is not type(value):
+        return held is value
+    if type(held) is tuple:
+        return len(held) == len(value) and all(map(_is_same_value, held, value))
+    return type(held) in _ATOMS and bool(held == value)
+
 
 CAN_SHARE = hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")
 _ALIGN = 4096

@@ -29,14 +29,14 @@ _current_cpu: Callable[[], int] | None = None
 if hasattr(os, "sched_setaffinity"):
     _current_cpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
 
-# Work below the first limit moves to the loop, and leaves it above twice the limit. That is less than the half
+# Work below the first limit moves to the loop, and leaves it above twice the limit. It is less than the half
 # millisecond for which anything may block the loop, and after which the loop runs its other tasks. In seconds.
 INLINE_LIMIT_S = 200e-6
 YIELD_AFTER_S = 500e-6
 # One run of this length moves the work to the thread at once, in seconds.
 _LONG_S = 10e-3
-# The moving mean: the weight of the newest run, the most that it may count (in means; a run that was preempted says
-# nothing about the others), and the initial value (in limits).
+# The moving mean: the weight of the newest run, the most that it may count (in means), and the initial value (in
+# limits). A run that was preempted says nothing about the others.
 _WEIGHT = 1 / 8
 _CLIP = 3.0
 _INITIAL = 4.0
@@ -49,8 +49,8 @@ _Job = tuple[Callable[[], Any], _OnDone, set[int] | None]
 class RunTimes:
     """Measure how long one kind of work takes, and decide whether it runs on the loop.
 
-    Work starts on the thread, moves to the loop when its moving mean is below the limit, and moves back when the mean
-    is above twice the limit.
+    Work starts on the thread. It moves to the loop when its moving mean is below the limit, and back when the mean is
+    above twice the limit.
 
     Args:
         limit_s: the limit, in seconds.
@@ -89,9 +89,9 @@ def yield_to_loop() -> Generator[None, None, None]:
 class EnvThread:
     """Run jobs on one thread, in order, and deliver their results on the loop.
 
-    The loop and the thread wake each other through pipes. The thread is woken on the CPU that the loop runs on: waking
-    an idle CPU takes the kernel longer, 60 µs on a virtual machine. It is a daemon thread, so a job that hangs doesn't
-    keep the program from ending.
+    The loop and the thread wake each other through pipes. The thread is woken on the CPU of the loop: waking an idle
+    CPU takes the kernel longer, 60 µs on a virtual machine. It is a daemon thread, so a job that hangs doesn't keep the
+    program from ending.
 
     Attributes:
         jobs: the number of jobs whose results the loop has not seen yet.

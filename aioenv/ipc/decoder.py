@@ -26,7 +26,7 @@ from aioenv.ipc.frames import (
     decode_header,
     new_tuple,
 )
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = ["Decoder"]
 

@@ -30,8 +30,8 @@ SIZE = struct.Struct("<I")
 class ForkRequest(NamedTuple):
     """A message to the server: fork a worker.
 
-    Descriptors passed along, in this order: the status socket, the channel (one or two), the output, the current-row
-    memory and the shared memory, if there are such.
+    Descriptors passed along, in this order: the status socket, the channel (one or two), the output, and, if there are
+    such, the current-row memory and the shared memory.
     """
 
     preload: tuple[str, ...]  # modules to import first, if possible, and env classes there ("module:Class")

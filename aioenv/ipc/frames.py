@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aioenv import speedups
 from aioenv.errors import WireError
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = [
     "HEADER_BYTES",
@@ -95,7 +95,7 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A complete, checked frame. `fixed` holds the very buffers that the decoder's `buffers_for` returned."""
+    """A complete, checked frame. `fixed` holds the buffer objects that the decoder's `buffers_for` returned."""
 
     kind: Kind
     request: int

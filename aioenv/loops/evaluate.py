@@ -1,25 +1,75 @@
-"""`evaluate`: run n numbered episodes of a policy, each exactly once, and sum them up in a table."""
+"""`evaluate`: run n numbered episodes of a policy, each exactly once, and sum them up in a table.
+
+`progress_bar` shows a progress bar, if tqdm is installed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from aioenv.errors import EpisodesDone, SlotError, StepTimeout
-from aioenv.loops.progress import progress_bar
 from aioenv.rollout.numbered_episodes import Episode, episode_seeds
 
 if TYPE_CHECKING:
     from aioenv.rollout.rollout import Policy
     from aioenv.vector_env import AsyncVectorEnv
 
-__all__ = ["Evaluation", "Progress", "counted", "evaluate", "set_partial", "summary"]
+__all__ = ["Bar", "Evaluation", "Progress", "counted", "evaluate", "no_bar", "progress_bar", "set_partial", "summary"]
+
+
+class Bar(Protocol):
+    """The methods of a tqdm bar that are used here."""
+
+    def update(self, n: int) -> Any:
+        """Add n to the count."""
+
+    def set_postfix_str(self, s: str, refresh: bool) -> None:
+        """Set the text after the bar."""
+
+    def close(self) -> None:
+        """End the bar."""
+
+
+def progress_bar(total: int, unit: str = "steps") -> Bar:
+    """Make a tqdm bar; without tqdm, one that shows nothing.
+
+    Args:
+        total: the count at the end.
+        unit: the noun after the count.
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return no_bar()
+    kind = type("Progress", (tqdm,), {"monitor_interval": 0})  # no monitor thread, which would outlive the bar
+    layout = "{percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} {unit}, {elapsed}{postfix}"
+    bar: Bar = kind(total=total, unit=unit, bar_format=layout, file=sys.stdout, mininterval=0.25)
+    return bar
+
+
+def no_bar() -> Bar:
+    """Make a bar that shows nothing."""
+    return _NoBar()
+
+
+class _NoBar:
+    def update(self, n: int) -> None:
+        pass
+
+    def set_postfix_str(self, s: str, refresh: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 Progress = bool | Callable[[Episode], object]
 

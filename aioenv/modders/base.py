@@ -125,7 +125,7 @@ class Modder:
         """Return the number of a light, camera or geom, given its name or number.
 
         Raises:
-            ValueError: if there is none of that name; the message lists the names.
+            ValueError: if there is no such name; the message lists the names.
         """
         what = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
         count = {"light": self.model.nlight, "camera": self.model.ncam, "geom": self.model.ngeom}[kind]

@@ -1,4 +1,4 @@
-"""`MaterialModder` and `TextureModder`: how surfaces reflect light, and what is painted on geoms and on the sky."""
+"""`MaterialModder` and `TextureModder`: how surfaces reflect light, and the textures of geoms and of the sky."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class MaterialModder(Modder):
         return x, y
 
     def set_texrepeat(self, name: Name, repeat_x: float, repeat_y: float) -> None:
-        """Set how often its texture is repeated over the geom, whatever its size.
+        """Set how often its texture is repeated over the geom, for any size.
 
         Args:
             name: of a geom.

@@ -42,7 +42,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     """Gymnasium's `CartPoleVectorEnv` with another `step`: the same operations on the same numbers, in cheaper calls.
 
     For a batch of 64 a numpy call costs more than its arithmetic, and a Python number as argument doubles that. So
-    intermediate results and parameters lie in preallocated arrays, all four components of the state are integrated at
+    intermediate results and parameters lie in preallocated arrays. All four components of the state are integrated at
     once, and actions are checked by one reduction.
 
     Unlike Gymnasium's class it has all autoreset modes, can step and reset some of its slots (`step_some`,

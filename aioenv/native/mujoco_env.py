@@ -199,9 +199,9 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Return rewards, terminations (None: none), and columns of infos of the step that was made.
 
-        Each array has a row for every slot, and is copied. Rows of slots that have just begun an episode are not used;
-        changes that this hook makes to their remembered arrays and to their MuJoCo state are undone. `obs` is what the
-        step will return.
+        Each array has a row for every slot, and is copied. Rows of slots that have just begun an episode are not used.
+        Changes that this hook makes to their remembered arrays and to their MuJoCo state are undone. `obs` has the
+        observations that the step will return.
         """
         raise _missing(self, "outcome(actions, obs)")
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import ClosedError
-from aioenv.mujoco_clock import stop_clock
+from aioenv.mujoco_versions import stop_clock
 from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, batch, field_value
 from aioenv.native.loading import Model, flush_warnings, load_model, log_warnings
 from aioenv.platform import usable_cpus

@@ -26,7 +26,7 @@ from aioenv.errors import WireError
 from aioenv.ipc import frame_io
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Buffer, Encoder, Frame, Kind
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 if TYPE_CHECKING:
     from aioenv.process.connection import OutstandingRequests

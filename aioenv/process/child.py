@@ -1,6 +1,6 @@
 """A child process: its end, its exit code, the orphans that it leaves behind, and its memory.
 
-Exit codes are read here and not by `subprocess`, which reports 0 if other code has reaped the child (`waitpid(-1)`), or
+Exit codes are read here and not by `subprocess`. It reports 0 if other code has reaped the child (`waitpid(-1)`), or
 the kernel has (SIGCHLD is ignored).
 """
 

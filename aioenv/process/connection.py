@@ -18,19 +18,19 @@ from aioenv.errors import SlotError, WireError
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind, new_tuple
 from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.channel import Channel
-from aioenv.process.output import OutputLog
+from aioenv.process.failures import OutputLog
 from aioenv.process.process import Process
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = ["Connection", "FastReply", "OnReply", "OutstandingRequests", "PendingReply"]
 
 _log = logging.getLogger("aioenv")
 
-# Between the end of a process and the end of its streams: its last bytes are read first, but a child process that holds
-# the streams open does not delay this.
+# Time between the end of a process and the end of its streams. Its last bytes are read first, but a child process that
+# holds the streams open does not delay this.
 _LAST_BYTES_S = 0.25
-# Between the end of the stream and the end of the process: an interpreter takes this long to exit when CPUs are scarce,
-# and its exit code says more than a SIGKILL from here.
+# Time between the end of the stream and the end of the process. An interpreter takes this long to exit when CPUs are
+# scarce, and its exit code says more than a SIGKILL from here.
 _EXIT_S = 1.0
 _TERM_S = 1.0
 # How long a worker may take to print its stack: one that is stopped, or starved, does not.

@@ -256,7 +256,7 @@ _PATCHER = "IPython.extensions.autoreload"
 class LoadedModules:
     """The modules of this process at the moment, without installed packages and main scripts.
 
-    A fork server must not be used after one of them was reloaded: what it has imported is older.
+    A fork server must not be used after one of them was reloaded: it has imported the older code.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Launch workers: spawn a process, fork one from a fork server, or run a thread of this process.
 
 *Spawn* starts a new interpreter; *forkserver* forks a process that has already imported what workers need. Spawned
-processes are started on the loop's own thread, which lives as long as they do (the kernel ties "die with your parent"
-to the thread). Each worker leads a process group of its own: Ctrl-C does not reach it, and everything that it starts
-can be ended with it. For debugging, a worker may be a thread of this process instead.
+processes are started on the loop's own thread, which lives as long as they do: the kernel ties "die with your parent"
+to the thread. Each worker leads a process group of its own: Ctrl-C does not reach it, and everything that it starts can
+be ended with it. For debugging, a worker may be a thread of this process instead.
 
 Three questions about a worker have independent answers. This module answers how it is launched; `channel.py` by what
 channel its frames travel; `ipc/memory.py` what memory it shares. To add a launch method (on other machines, say), write
@@ -39,24 +39,22 @@ from aioenv.process import forkserver
 from aioenv.process.channel import PipeReader, open_channel_ends, stream_socketpair
 from aioenv.process.child import Child, kill_group
 from aioenv.process.environment import bootstrap, import_path
-from aioenv.process.failures import cannot_start, oom_kills_at_start
+from aioenv.process.failures import LOG, cannot_start, oom_kills_at_start
 from aioenv.process.forkserver import ForkServer
-from aioenv.process.output import LOG
-from aioenv.process.process import ForkedProcess, ParentEnds, Process, SpawnedProcess
-from aioenv.process.thread_process import ThreadProcess, ThreadTarget
+from aioenv.process.process import ForkedProcess, ParentEnds, Process, SpawnedProcess, ThreadProcess, ThreadTarget
 
 __all__ = ["START_METHODS", "LaunchResources", "check_start", "launch", "launch_thread"]
 
 START_METHODS = ("spawn", "forkserver") if forkserver.AVAILABLE else ("spawn",)
 
-# Modules that every worker needs, whatever its envs import besides.
+# Modules that every worker needs, for any envs.
 _PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.worker.loop", "aioenv.worker.env_service")
 
 # Packages that select an OpenGL when they draw, not when they are imported. (MuJoCo is made to by aioenv's worker.)
 _SELECT_LATE = ("numpy", "gymnasium", "mujoco", "aioenv")
 
-# The stream of a worker's output stops reading when it holds this much: a worker that floods waits until its lines are
-# logged, and its last lines are not far behind.
+# The stream of a worker's output stops reading when it holds this much. A worker that floods it waits until its lines
+# are logged, and its last lines are not far behind.
 _OUTPUT_LIMIT = 1 << 14
 
 # Windows is such a platform.

@@ -27,12 +27,11 @@ from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel, check_channel
 from aioenv.process.connection import Connection, OnReply
 from aioenv.process.environment import worker_environment
+from aioenv.process.failures import LOG, OutputLog
 from aioenv.process.launch import LaunchResources, check_start, launch, launch_thread
-from aioenv.process.output import LOG, OutputLog
-from aioenv.process.thread_process import ThreadTarget
-from aioenv.speedups.attributes import read_by_c
-from aioenv.tracing.ring import TRACE
-from aioenv.tracing.track import Track
+from aioenv.process.process import ThreadTarget
+from aioenv.speedups import read_by_c
+from aioenv.tracing.track import TRACE, Track
 
 __all__ = ["ACCEPTS_REQUESTS", "TRANSITIONS", "Event", "Worker", "WorkerState", "into_future"]
 
@@ -114,7 +113,7 @@ class Worker:
         preload: modules that it imports first.
         needed: modules that its service will import, and env classes ("module:Class") whose models it will load, for a
             fork server to do so once for all workers.
-        registry: Gymnasium's registry, from `worker.registry.capture_registry`.
+        registry: Gymnasium's registry, from `worker.specs.capture_registry`.
         start_timeout_s: how long it may take to start, in seconds.
         cpus: the CPUs that each of its processes is pinned to; None: any.
         cpu_share: the number of CPUs that it may count on, since other workers use the rest; None: all.

@@ -49,7 +49,7 @@ _NO_DEVICE = re.compile(r"MUJOCO_EGL_DEVICE_ID .*between 0 and (\d+) \(inclusive
 
 # Parts of the names of OpenGL implementations that draw on the CPU.
 _SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software", "swiftshader", "gdi generic", "basic render")
-# Kernel drivers of GPUs. (Others only display what a server draws.)
+# Kernel drivers of GPUs. (Others only display images that a server draws.)
 _GPU_DRIVERS = set(
     "nvidia nouveau amdgpu radeon i915 xe panfrost panthor lima msm v3d vc4 etnaviv tegra asahi powervr".split()
 )

@@ -9,16 +9,7 @@ import numpy as np
 
 from aioenv.state.render_source import CameraView
 
-__all__ = [
-    "Camera",
-    "Option",
-    "ResolvedCamera",
-    "View",
-    "describe_option",
-    "find_camera",
-    "make_option",
-    "source_view",
-]
+__all__ = ["Camera", "Option", "ResolvedCamera", "View", "describe_option", "find_camera", "make_option", "source_view"]
 
 # A user's argument: a camera of the model by name or number (-1 or None for the free camera), or an `MjvCamera`.
 Camera: TypeAlias = "str | int | mujoco.MjvCamera | None"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 
 from aioenv.ipc.messages import dump, load
-from aioenv.rendering.image_memory import ImageLocation
+from aioenv.rendering.images import ImageLocation
 
 __all__ = [
     "DrawRequest",

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import RenderError
-from aioenv.rendering.contexts import make_contexts, set_top_first
-from aioenv.rendering.quality import RenderQuality
-from aioenv.rendering.uploads import Uploads
+from aioenv.rendering.config import RenderQuality
+from aioenv.rendering.contexts import Uploads, make_contexts, set_top_first
 from aioenv.state.assets import Assets
 
 __all__ = ["MAX_GEOM", "TEXTURED", "OffscreenRenderer", "acquire_offscreen", "release_offscreen"]

@@ -1,8 +1,11 @@
-"""`PixelObservation`: images as observations, drawn in the env's own worker.
+"""Images as observations: `PixelObservation` draws them in the env's own worker, `PixelStates` leaves that to others.
 
-The wrapper goes around each env when its factory is called in the worker. So all features of observations (terminal
-ones, masked resets, rollouts, shared memory) work for images too. All envs of a worker with the same model draw in one
-OpenGL context, which is made with the first env, after the fork. `with_pixels` wraps factories.
+`PixelObservation` goes around each env when its factory is called in the worker. So all features of observations
+(terminal ones, masked resets, rollouts, shared memory) work for images too. All envs of a worker with the same model
+draw in one OpenGL context, which is made with the first env, after the fork. `with_pixels` wraps factories.
+
+`PixelStates` goes around a vector env, in this process or in a worker, and draws nothing. States stand in its
+observations until render workers draw them.
 """
 
 from __future__ import annotations
@@ -12,28 +15,48 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Env, ObservationWrapper, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import DelayObservation, FrameStackObservation, GrayscaleObservation, ResizeObservation
 
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.images import ImageArrays, side_by_side
+from aioenv.spaces.layout import batch_space
 from aioenv.state.assets import LATE
-from aioenv.state.render_source import EnvRenderable, MujocoSource, find_source, has_source
+from aioenv.state.render_source import EnvRenderable, MujocoSource, find_physics, find_source, has_source
 from aioenv.worker import worker_context
-from aioenv.worker.making import explain_no_env
+from aioenv.worker.making import explain_no_env, make_vector_env
+from aioenv.worker.vector_access import reset_result, step_result, steps_some
 
 if TYPE_CHECKING:
     from aioenv.rendering.renderers import SourceRenderer
 
-__all__ = ["PixelObservation", "PixelsRefused", "add_image", "add_image_space", "replace_states", "with_pixels"]
+__all__ = [
+    "PixelObservation",
+    "PixelStates",
+    "PixelsRefused",
+    "add_image",
+    "add_image_space",
+    "replace_states",
+    "with_pixel_states",
+    "with_pixels",
+]
+
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+
+if TYPE_CHECKING:
+    AnyVectorWrapper: TypeAlias = VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    AnyVectorWrapper = VectorWrapper  # which is generic from Gymnasium 1.4 on
 
 
-# Wrappers that do to images what they do to other observations. (Subclasses may do something else.)
+# Wrappers that treat images as other observations. (Subclasses may do something else.)
 _IMAGE_WRAPPERS = (DelayObservation, FrameStackObservation, GrayscaleObservation, ResizeObservation)
 
 
@@ -322,7 +345,7 @@ def replace_states(space: Space[Any], config: RenderConfig) -> tuple[str | None,
 
     Args:
         space: of `add_image_space`, with states.
-        config: what is drawn.
+        config: the settings of the images.
 
     Returns:
         The key of the image in the Dict, or None if it is the whole observation; and the space.
@@ -362,7 +385,7 @@ class _PixelFactory:
         made: Env[Any, Any] = self._factory()
         env = made
         if explain_no_env(env):
-            return env  # the caller raises an error that says what it is
+            return env  # the caller raises an error that names its type
         try:
             wrappers = _image_wrappers(env, self._config)
             if not has_source(env, by_camera=self._config.by_camera):
@@ -377,7 +400,7 @@ class _PixelFactory:
     def _undrawn(self, env: Env[Any, Any]) -> Env[Any, Any]:
         """Find out, once, the shapes of images of envs that draw themselves; return an env that was not reset or drawn.
 
-        Drawing may change an env for good (where its camera looks, say), and takes a reset. So one env is drawn and
+        Drawing may change an env permanently (where its camera looks, say), and takes a reset. So one env is drawn and
         closed, and another one is returned.
         """
         _set_size(env, self._config)
@@ -461,3 +484,91 @@ def _layers(env: Any) -> list[Any]:
 
 def _names(layers: list[Any]) -> str:
     return ", ".join(type(layer).__name__ for layer in layers)
+
+
+class PixelStates(AnyVectorWrapper):
+    """A vector env whose observations are the states that images are drawn from, alone or beside its own.
+
+    Args:
+        env: a vector env with a MuJoCo `model` and `physics_states` (see `PhysicsBatch`).
+        config: the settings of the images.
+
+    Raises:
+        PixelsRefused: if it lacks these, or the states of terminal images, or has a key of the image's name.
+        ValueError: see `PhysicsReader`.
+    """
+
+    def __init__(self, env: AnyVectorEnv, config: RenderConfig) -> None:
+        super().__init__(env)
+        physics = find_physics(env)
+        if physics is None:
+            raise PixelsRefused(
+                "pixels: this vector env has no model and physics_states, from which images could be drawn; use "
+                'backend="workers", whose envs may draw themselves'
+            )
+        if env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP and not physics.has_finals:
+            raise PixelsRefused(
+                f"pixels: {type(env.unwrapped).__name__} has no final_physics_states, from which terminal images could "
+                "be drawn under SAME_STEP; use another autoreset mode"
+            )
+        self._physics = physics
+        self._config = config
+        self._merges = isinstance(env.single_observation_space, spaces.Dict)
+        state = spaces.Box(-np.inf, np.inf, (physics.source.state_size,), np.float64)
+        self.single_observation_space = add_image_space(env.single_observation_space, state, config)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset slots."""
+        obs, info = reset_result(self.env.reset(seed=seed, options=options))
+        return self._observe(obs), info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step every slot."""
+        return self._shown(*step_result(self.env.step(actions)))
+
+    @property
+    def step_some(self) -> Callable[..., Any] | None:
+        """The method that steps some of the slots (see `steps_some`); None if the env can't."""
+        return self._step_some if steps_some(self.env) else None
+
+    def _step_some(self, actions: Any, slots: npt.NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self._shown(*step_result(self.env.step_some(actions, slots)))  # type: ignore[attr-defined]
+
+    def _shown(
+        self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if "final_obs" in info:
+            info = {**info, "final_obs": self._finals(info["final_obs"])}
+        return self._observe(obs), reward, terminated, truncated, info
+
+    def _observe(self, obs: Any) -> Any:
+        states = np.empty((self.num_envs, self._physics.source.state_size))
+        self._physics.read(None, states)
+        return add_image(obs, states, self._config, merges=self._merges)
+
+    def _finals(self, finals: Any) -> Any:
+        slots = [slot for slot, obs in enumerate(finals) if obs is not None]
+        each: Any = np.full(self.num_envs, None, object)
+        for slot, state in zip(slots, self._physics.read_finals(slots), strict=True):
+            each[slot] = add_image(finals[slot], state, self._config, merges=self._merges)
+        return each
+
+
+def with_pixel_states(make: Callable[..., AnyVectorEnv], config: RenderConfig) -> Callable[..., AnyVectorEnv]:
+    """Wrap a function that makes a vector env, so that its observations are such states.
+
+    Raises:
+        ValueError: if such images can't be observations.
+    """
+    config.check_pixels()
+    return partial(_make, make, config)
+
+
+def _make(make: Callable[..., AnyVectorEnv], config: RenderConfig, *, num_envs: int) -> AnyVectorEnv:
+    env = make_vector_env(make, num_envs)
+    try:
+        return PixelStates(env, config)
+    except BaseException:
+        env.close()
+        raise

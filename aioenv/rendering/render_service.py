@@ -14,14 +14,12 @@ import numpy.typing as npt
 
 from aioenv.ipc.frames import Frame, Header, Kind
 from aioenv.rendering.draw_requests import DrawRequest, DrawSettings, dump_seconds, load_request, load_settings
-from aioenv.rendering.image_memory import BufferMapper
-from aioenv.rendering.images import ImageArrays
+from aioenv.rendering.images import BufferMapper, ImageArrays
 from aioenv.spaces.layout import byte_view
 from aioenv.worker.service import PartialStep, Reply
 
 if TYPE_CHECKING:
-    from aioenv.rendering.config import RenderConfig
-    from aioenv.rendering.quality import RenderQuality
+    from aioenv.rendering.config import RenderConfig, RenderQuality
     from aioenv.state.render_source import MujocoSource
 
 __all__ = ["RenderService", "Renderer", "pool_service", "step_service"]

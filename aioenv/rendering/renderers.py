@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from aioenv.ipc.messages import load
 from aioenv.rendering.cameras import ResolvedCamera, make_option, source_view
-from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.config import RenderConfig, RenderQuality, parse_quality
 from aioenv.rendering.contexts import opengl_name
 from aioenv.rendering.draw_requests import DrawRequest, DrawSettings, ModelChanges
 from aioenv.rendering.images import ImageArrays
 from aioenv.rendering.offscreen import TEXTURED, OffscreenRenderer, acquire_offscreen, release_offscreen
-from aioenv.rendering.quality import RenderQuality, parse_quality
 from aioenv.state.assets import Assets
 from aioenv.state.model_edits import field_of, implied_edits, set_field, write_fields
 from aioenv.state.render_source import MujocoSource, load_model, patch_model, read_state
@@ -63,7 +62,7 @@ class ModelRenderer:
             # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
             mujoco.mj_forward(model, data)
         except mujoco.FatalError:
-            self._data = mujoco.MjData(self._model)  # what was on its stack would stay there until that is full
+            self._data = mujoco.MjData(self._model)  # else objects on its stack would stay there until it is full
             raise
         offscreen = self._offscreen
         rgb, depth, segmentation = images

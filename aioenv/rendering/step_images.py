@@ -22,13 +22,12 @@ import numpy.typing as npt
 
 from aioenv.errors import RenderError, WireError
 from aioenv.ipc.frames import Frame
-from aioenv.ipc.messages import Failure, load, reason_of
-from aioenv.ipc.partial_unpickling import find_unreadable, load_partially
+from aioenv.ipc.messages import Failure, find_unreadable, load, load_partially, reason_of
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.images import stack_images
 
 if TYPE_CHECKING:
-    from aioenv.rendering.image_memory import ImageBuffer
+    from aioenv.rendering.images import ImageBuffer
     from aioenv.rendering.step_pool import RenderContext, StepRenderPool
     from aioenv.state.render_source import RenderUpdate
     from aioenv.tracing.timeline import Trace
@@ -293,7 +292,7 @@ class StepImages:
         try:
             error = self._read_images(worker, request, slots, frame.payload)
         except Exception as exc:
-            error = RenderError(f"what slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
+            error = RenderError(f"the images that slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
             error.slots = tuple(slots.tolist())
         self._finish(request, slots, error, (error and error.slots) or None)
 

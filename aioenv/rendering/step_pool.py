@@ -19,8 +19,7 @@ from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import candidate_backends
 from aioenv.rendering.config import RenderConfig, parse_devices
 from aioenv.rendering.draw_requests import DrawRequest, Edits, ModelChanges, dump_request
-from aioenv.rendering.image_memory import ImageBuffer
-from aioenv.rendering.images import ImageArrays
+from aioenv.rendering.images import ImageArrays, ImageBuffer
 from aioenv.rendering.queue import DrawJob, PackedRequest, QueuePolicy, Rows
 from aioenv.rendering.render_service import step_service
 from aioenv.rendering.workers import RenderWorkers

@@ -19,7 +19,7 @@ from aioenv.process.restart import Restarter
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker, WorkerState
 from aioenv.rendering.backends import backend_environment, no_backend_error, warn_of_software
-from aioenv.rendering.image_memory import ImageMemory
+from aioenv.rendering.images import ImageMemory
 from aioenv.rendering.queue import DrawJob, QueuePolicy, RenderQueue, Rows
 
 __all__ = ["RenderWorkers"]

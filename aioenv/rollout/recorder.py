@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from aioenv.core.backend import InitialState, SlotGroup, StepOutcome
 from aioenv.errors import ActionError
-from aioenv.spaces.action_checks import as_array
-from aioenv.spaces.layout import Arrays, Layout, _ObjectNode
+from aioenv.spaces.checks import as_array
+from aioenv.spaces.layout import Arrays, Layout
 
 if TYPE_CHECKING:
     from aioenv.core.backend import Backend
@@ -182,13 +182,13 @@ class RolloutRecorder:
         self._num_envs = n = backend.num_envs
         self._steps = steps
         self._resets_next_step = resets_next_step
-        self._observations = _StackedLayout(backend.observations.space)
-        self._action_layout = _StackedLayout(backend.actions.space)
+        self._observations = Layout(backend.observations.space)
+        self._action_layout = Layout(backend.actions.space)
         # one row more: the observations after the last step
-        self._obs, self._obs_objects = self._observations.history(steps + 1, n)
+        self._obs, self._obs_objects = self._observations.empty_steps(steps + 1, n)
         for array in self._obs:  # for slots without observations
             array[0] = array[-1] = 0
-        self._actions, self._action_objects = self._action_layout.history(steps, n)
+        self._actions, self._action_objects = self._action_layout.empty_steps(steps, n)
         self._reward = np.zeros((steps, n))
         self._terminated = np.zeros((steps, n), np.bool_)
         self._truncated = np.zeros((steps, n), np.bool_)
@@ -296,7 +296,7 @@ class RolloutRecorder:
             self._terminated[:steps],
             self._truncated[:steps],
             self._valid(groups, steps),
-            Layout(self._observations.space).assemble(last, last_objects),
+            self._observations.assemble(last, last_objects),
             Infos(self.infos[:steps], self._merge),
             {name: array[:steps] for name, array in self._extras.items()},
         )
@@ -318,18 +318,6 @@ class RolloutRecorder:
         for step, slots in self._invalid:
             valid[step, slots] = False
         return valid
-
-
-class _StackedLayout(Layout):
-    """A layout of batches with steps before slots, whose object leaves are arrays of objects."""
-
-    def history(self, steps: int, n: int) -> tuple[Arrays, Arrays]:
-        """Make arrays for so many steps: of array leaves, not initialised, and of object leaves."""
-        arrays = [np.empty((steps, n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
-        return arrays, [np.full((steps, n), None, object) for _ in range(self.num_objects)]
-
-    def _assemble(self, node: Any, arrays: Any, objects: Any) -> Any:
-        return objects[node.number] if isinstance(node, _ObjectNode) else super()._assemble(node, arrays, objects)
 
 
 def _runs(slots: Slots) -> list[tuple[slice, slice]] | None:

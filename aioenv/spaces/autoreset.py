@@ -22,7 +22,7 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import EpisodesDone
-from aioenv.spaces.outcomes import BOOLS, NUMBERS, check_info, describe, flag_of, number_of, with_numerics_check
+from aioenv.spaces.checks import BOOLS, NUMBERS, check_info, describe, flag_of, number_of, with_numerics_check
 from aioenv.speedups import step_rows
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Stepped:
     """Results of stepping some rows, in their order; a row that failed has reward 0 and flags False.
 
     Attributes:
-        rows: the rows that these results are of: all that were to be stepped, except those whose results were written
-            to their arrays already.
+        rows: the rows of these results: all rows that were to be stepped, except those whose results were written to
+            their arrays already.
         observations, rewards, terminated, truncated: one value a row, as its env gave it; the observation of a row
             that failed is None.
         infos: rows with an info dict that is not empty; under SAME_STEP a row may stand here twice.

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from aioenv import speedups
-from aioenv.speedups.attributes import read_by_c
+from aioenv.speedups import read_by_c
 
 __all__ = [
     "MAX_SCHEMAS",

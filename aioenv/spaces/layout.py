@@ -1,4 +1,4 @@
-"""`Layout`: batches of a Gymnasium space as flat arrays, and back.
+"""`Layout`: batches of a Gymnasium space as flat arrays, and back; `SharedLayout`: which of these lie in shared memory.
 
 Both ends of a connection build the same `Layout` from the same space, so no shapes travel with a step. A space is a
 tree with two kinds of leaves:
@@ -9,10 +9,19 @@ tree with two kinds of leaves:
 
 `Layout.take_apart` splits the actions of a whole batch into leaves, `Writer` writes observations into their rows, and
 `Layout.assemble` makes the batch of arrays and objects that `gymnasium.vector` would have made.
+
+Shared memory holds several *shared batches*. A request names one of them in one byte before the rest of its fixed part.
+The worker reads its slots' actions there and writes their observations there, so neither travels. Both sides map the
+same memory and make the same views of it.
+
+Large Box spaces have functions of their own. Gymnasium keeps four arrays as large as an observation for each `Box`. To
+pickle, check and repeat those of 50 MB takes seconds. Here an array of equal bounds becomes a read-only view of one
+number (`numpy.broadcast_to`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -20,13 +29,109 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space as gymnasium_batch_space
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from aioenv.errors import ActionError
-from aioenv.spaces.action_checks import Range, check_range, fit_actions, has_fast_check, range_of
+from aioenv.spaces.checks import Range, check_range, fit_actions, has_fast_check, range_of
 from aioenv.speedups import within
 
-__all__ = ["Arrays", "Layout", "Leaf", "Writer", "byte_view"]
+__all__ = [
+    "BATCH_INDEX_BYTES",
+    "COPIED",
+    "SHARED_BYTES",
+    "Arrays",
+    "Layout",
+    "Leaf",
+    "SharedBatch",
+    "SharedLayout",
+    "Writer",
+    "batch_space",
+    "byte_view",
+    "choose_shared_layout",
+    "packed",
+]
+
+
+_LARGE = 1 << 20  # equal bounds of this many bytes or more are not kept as arrays
+
+
+def batch_space(space: Space[Any], n: int) -> Space[Any]:
+    """Batch `n` of a space as Gymnasium's `batch_space` does, without arrays of large, equal bounds."""
+    small, shapes = _narrowed(space, n)
+    if shapes is None:
+        return gymnasium_batch_space(space, n)
+    batched: Space[Any] = _widened(gymnasium_batch_space(small, n), shapes, (n,))
+    return batched
+
+
+def packed(space: Space[Any]) -> Any:
+    """Return an object that unpickles as the space; its pickle has no large arrays of equal bounds."""
+    small, shapes = _narrowed(space, 1)
+    return space if shapes is None else _Packed(small, shapes)
+
+
+class _Packed:
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _widened, self._parts
+
+
+def _narrowed(space: Space[Any], n: int) -> tuple[Space[Any], Any]:
+    """Replace large boxes of equal bounds by boxes of one element; return the space and the shapes of those boxes.
+
+    The shapes are None where there is no such box; those of a Dict or Tuple are by its keys.
+    """
+    if type(space) is spaces.Box:
+        bounds = _bounds(space)
+        if max((array.nbytes for array in bounds.values()), default=0) * n < _LARGE:
+            return space, None
+        if not all(map(_is_constant, bounds.values())):
+            return space, None
+        small = copy.copy(space)
+        for name, array in bounds.items():
+            setattr(small, name, array[(slice(1),) * array.ndim].copy())
+        small._shape = (1,) * len(space.shape)
+        return small, space.shape
+    if type(space) is spaces.Dict or type(space) is spaces.Tuple:
+        children = space.spaces
+        items = children.items() if isinstance(children, dict) else enumerate(children)
+        narrowed = {key: _narrowed(child, n) for key, child in items}
+        shapes = {key: shape for key, (_, shape) in narrowed.items() if shape is not None}
+        if shapes:
+            found: Any = copy.copy(space)
+            small_ones = {key: child for key, (child, _) in narrowed.items()}
+            found.spaces = small_ones if isinstance(children, dict) else tuple(small_ones.values())
+            return found, shapes
+    return space, None
+
+
+def _widened(space: Any, shapes: Any, lead: tuple[int, ...] = ()) -> Any:
+    """Give boxes of one element their shapes back, with `lead` before them; the space itself is changed."""
+    if isinstance(shapes, dict):
+        for key, shape in shapes.items():
+            _widened(space.spaces[key], shape, lead)
+        return space
+    shape = (*lead, *shapes)
+    for name, array in _bounds(space).items():
+        number = array.reshape(-1)[0]
+        setattr(space, name, np.broadcast_to(np.array(number, array.dtype), shape))
+    space._shape = shape
+    return space
+
+
+def _bounds(box: spaces.Box) -> dict[str, np.ndarray[Any, Any]]:
+    """Return all arrays of a box that have its shape: the bounds, and the masks of bounded elements."""
+    return {
+        name: value for name, value in vars(box).items() if isinstance(value, np.ndarray) and value.shape == box.shape
+    }
+
+
+def _is_constant(array: np.ndarray[Any, Any]) -> bool:
+    return bool(array.size) and (not any(array.strides) or bool(array.min() == array.max()))
+
 
 Arrays: TypeAlias = "list[np.ndarray[Any, Any]]"
 Objects: TypeAlias = "list[Sequence[Any]]"
@@ -162,11 +267,16 @@ class Layout:
         """Make a list of n Nones for each object leaf."""
         return [[None] * n for _ in range(self.num_objects)]
 
+    def empty_steps(self, steps: int, n: int) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+        """Make arrays for several steps, `(steps, n, …)`: of array leaves, not initialised, and of object leaves."""
+        arrays = [np.empty((steps, n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        return arrays, [np.full((steps, n), None, object) for _ in range(self.num_objects)]
+
     def assemble(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> Any:
         """Make the batch as `gymnasium.vector` gives it: dicts and tuples of these very arrays (zero-copy).
 
         Object leaves are joined by Gymnasium's `concatenate`: a tuple of n objects for its own spaces, and for custom
-        ones the registered type.
+        ones the registered type. Arrays of objects (see `empty_steps`) are left as they are.
         """
         if type(self._root) is _ArrayNode:
             return arrays[0]
@@ -178,6 +288,8 @@ class Layout:
                 return arrays[index]
             case _ObjectNode(index, space):
                 items = objects[index]
+                if isinstance(items, np.ndarray):
+                    return items
                 return concatenate(space, items, create_empty_array(space, n=len(items)))  # type: ignore[arg-type]
             case _DictNode(children):
                 return {key: self._assemble(child, arrays, objects) for key, child in children.items()}
@@ -441,3 +553,80 @@ def _array_run_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int,
         np.concatenate(values, out=flat[start * length : (start + len(values)) * length])
 
     return write
+
+
+# An array is shared from this many bytes a worker and step on. Below, a socket is as fast, and the parent's memory
+# stays private (docs/performance.md has the measurement).
+SHARED_BYTES = 1 << 15
+# The shared batch whose rows the parent copies as they arrive: each belongs to one request a slot. The others are
+# handed to the caller without a copy, once the whole batch is there.
+COPIED = 0
+# The byte that names each shared batch in a frame.
+BATCH_INDEX_BYTES = [bytes([number]) for number in range(256)]
+_ALIGNMENT = 64  # bytes, of each array: a cache line
+
+
+class SharedBatch(NamedTuple):
+    """One batch in shared memory: arrays of shape `(num_envs, *shape)` by number of leaf."""
+
+    observations: dict[int, np.ndarray[Any, Any]]
+    actions: dict[int, np.ndarray[Any, Any]]
+
+
+class SharedLayout(NamedTuple):
+    """The layout of the shared memory, which parent and workers know."""
+
+    num_envs: int
+    num_batches: int
+    observations: tuple[int, ...]  # the numbers of the array leaves that are shared
+    actions: tuple[int, ...]
+
+    def size(self, observations: Layout, actions: Layout) -> int:
+        """Return how many bytes of memory it takes."""
+        leaves = self._leaves(observations, actions)
+        return self.num_batches * sum(_aligned_bytes(leaf, self.num_envs) for leaf in leaves)
+
+    def batches(self, memory: Any, observations: Layout, actions: Layout) -> list[SharedBatch]:
+        """Make views of the memory, which all processes share."""
+        offset = 0
+        batches = []
+        for _ in range(self.num_batches):
+            arrays = []
+            for leaf in self._leaves(observations, actions):
+                arrays.append(np.ndarray((self.num_envs, *leaf.shape), leaf.dtype, memory, offset))
+                offset += _aligned_bytes(leaf, self.num_envs)
+            split = len(self.observations)
+            batches.append(
+                SharedBatch(
+                    dict(zip(self.observations, arrays[:split], strict=True)),
+                    dict(zip(self.actions, arrays[split:], strict=True)),
+                )
+            )
+        return batches
+
+    def _leaves(self, observations: Layout, actions: Layout) -> list[Leaf]:
+        return [observations.leaves[i] for i in self.observations] + [actions.leaves[i] for i in self.actions]
+
+
+def choose_shared_layout(
+    transport: str, observations: Layout, actions: Layout, num_envs: int, num_workers: int, num_batches: int
+) -> SharedLayout | None:
+    """Choose the arrays that a transport shares: large ones for "auto", all for "shared"; None if there are none."""
+
+    def chosen(layout: Layout) -> tuple[int, ...]:
+        least = 1 if transport == "shared" else SHARED_BYTES
+        share = -(-num_envs // num_workers)
+        return tuple(i for i, leaf in enumerate(layout.leaves) if _row_bytes(leaf) * share >= least)
+
+    if transport == "frames":
+        return None
+    shared = SharedLayout(num_envs, num_batches, chosen(observations), chosen(actions))
+    return shared if shared.observations or shared.actions else None
+
+
+def _row_bytes(leaf: Leaf) -> int:
+    return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
+
+
+def _aligned_bytes(leaf: Leaf, num_envs: int) -> int:
+    return -(-_row_bytes(leaf) * num_envs // _ALIGNMENT) * _ALIGNMENT

@@ -1,4 +1,4 @@
-/* Read the payload of a reply as columns, if each has a dtype: see core/payloads.py and ipc/messages.py. */
+/* Read the payload of a reply as columns, if each has a dtype: see core/requests.py and ipc/messages.py. */
 
 #include "c.h"
 

@@ -88,7 +88,7 @@ static const struct {
 };
 enum { IMPORTED_OBJECTS = sizeof imported_objects / sizeof *imported_objects };
 
-/* Replaces the clock of MuJoCo's profiler (see mujoco_clock.py). */
+/* Replaces the clock of MuJoCo's profiler (see mujoco_versions.py). */
 static double stopped_clock(void) { return 0; }
 
 static int set_up(PyObject *module) {

@@ -1,5 +1,5 @@
 /* Constants, fields of tuples and attributes that C shares with Python.
- * Written by tests/speedups_header.py; don't edit. */
+ * Written by tests/tools/speedups_header.py; don't edit. */
 
 #pragma once
 
@@ -36,7 +36,7 @@ enum { COLUMN_PATH, COLUMN_DTYPE, COLUMN_SHAPE, COLUMN_IS_DICT, COLUMN_IS_PYTHON
 enum { KNOWN_SCHEMA_ID, KNOWN_KEYS, KNOWN_TYPES, KNOWN_TEMPLATES, KNOWN_MAKE_INFO, KNOWN_FIELDS }; /* aioenv.spaces.infos.NumericSchema */
 enum { NAME_KEY, NAME_MASK_KEY, NAME_DTYPE, NAME_SHAPE, NAME_FIELDS }; /* aioenv.spaces.infos.ColumnName */
 
-/* Attributes (see attributes.py). */
+/* Attributes (see speedups/__init__.py). */
 #define NAMES(name) \
     name(_head) \
     name(_header) \

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.ipc.frames import crc32
+from aioenv.mujoco_versions import array_names
 from aioenv.state.model_edits import SHOWN
-from aioenv.state.mujoco_versions import array_names
 
 if TYPE_CHECKING:
     import mujoco
@@ -30,8 +30,8 @@ LOOKS: tuple[Looks, ...] = ("each reset", "each step", "never")
 
 # The warning about edits that images may have missed.
 LATE = (
-    "images: an env has edited in a step what OpenGL has a copy of (a height field, texture, mesh or fog), and images "
-    "since then may show what was there before. From now on its edits are looked for in each step, which "
+    "images: an env has edited in a step data of which OpenGL has a copy (a height field, texture, mesh or fog), and "
+    "images since then may show the old data. From now on its edits are looked for in each step, which "
     'RenderConfig(edits="each step") has from the start'
 )
 
@@ -112,8 +112,8 @@ class AssetWatch:
             next reset would show the old content.
 
     Attributes:
-        late: whether an edit was found that was made in a step, so that images may have missed it; the caller clears
-            it once it has warned.
+        late: whether an edit was found that was made in a step, so that images may have missed it. The caller clears it
+            once it has warned.
     """
 
     def __init__(self, model: mujoco.MjModel, looks: Looks) -> None:

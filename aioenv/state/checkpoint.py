@@ -1,4 +1,4 @@
-"""Checkpoints: what it takes to go on after a worker's death, as a row of 64-bit words that each reply carries.
+"""Checkpoints: the state to continue from after a worker's death, as a row of 64-bit words that each reply carries.
 
 A row holds MuJoCo's integration state, not the values derived from it. So the checkpoint *before* an operation and the
 operation itself are kept. Replaying the operation restores the derived quantities, which the next reward may depend on.
@@ -22,10 +22,10 @@ import numpy.typing as npt
 from gymnasium import Env
 
 from aioenv.ipc.messages import dump
+from aioenv.mujoco_versions import lets_sleep
 from aioenv.spaces.seeding import generator_from_words, live_state, seed_from_words, seed_words, state_words
 from aioenv.state.model_edits import ModelEdits, may_edit
-from aioenv.state.mujoco_versions import lets_sleep
-from aioenv.state.wrapper_stack import KINDS, REMEDY, inspect_stack, mark_in_progress, python_values
+from aioenv.state.snapshot import KINDS, REMEDY, inspect_stack, mark_in_progress, python_values
 
 __all__ = ["Checkpoints", "RowCheckpoint"]
 

@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 
 from aioenv.ipc.memory import map_shared
 from aioenv.ipc.messages import dump
-from aioenv.state.mujoco_versions import array_names
+from aioenv.mujoco_versions import array_names
 
 if TYPE_CHECKING:
     import mujoco
@@ -145,7 +145,7 @@ def implied_edits(model: mujoco.MjModel, name: str, row: int | None = None) -> d
     if (owner in ("geom", "site") and what in ("pos", "quat")) or name in ("body_ipos", "body_iquat"):
         frames[f"{owner}_sameframe"] = own = np.array(field_of(model, f"{owner}_sameframe"))
         own[rows] = int(same.mjSAMEFRAME_NONE)
-    if owner == "body" and frames:  # whatever shared the frame of the inertia stays where it is
+    if owner == "body" and frames:  # geoms and sites that shared the frame of the inertia stay where they are
         for part in ("geom", "site"):
             frames[f"{part}_sameframe"] = theirs = np.array(field_of(model, f"{part}_sameframe"))
             follows = np.isin(theirs, (int(same.mjSAMEFRAME_INERTIA), int(same.mjSAMEFRAME_INERTIAROT)))
@@ -162,7 +162,7 @@ def check_edit(model: mujoco.MjModel, name: str, values: npt.NDArray[Any], what:
         model: the model.
         name: the field.
         values: values of any of its rows, of shape `(..., rows, columns)`.
-        what: what is edited, for errors.
+        what: the edited field, for errors.
 
     Raises:
         ValueError: if they can't be drawn.

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from gymnasium import Wrapper
 
 from aioenv.ipc.messages import dump
+from aioenv.mujoco_versions import columns_of
 from aioenv.state.assets import AssetWatch, Looks
 from aioenv.state.model_edits import SHOWN, field_of, flat_fields, may_edit, seen_fields
-from aioenv.state.mujoco_versions import columns_of
 
 if TYPE_CHECKING:
     import mujoco

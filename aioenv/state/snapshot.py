@@ -2,38 +2,299 @@
 
 A snapshot has every array of MuJoCo's data, derived ones too, since rewards depend on values of the last step. The
 arena (contacts, constraints) is left out: each step computes it anew.
+
+`EnvState` is the state of an env as the caller holds it; `save` and `load` write and read files of such states.
+`inspect_stack` looks at a stack of wrappers: its memory between steps, the known wrappers, and those that
+prevent a state.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
+import os
 import pickle
-from typing import Any, TypeAlias
+import sys
+import types
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from gymnasium import Env
+from gymnasium import Env, Wrapper
 
 from aioenv.ipc.messages import dump_state
+from aioenv.mujoco_versions import array_names, signature_of
 from aioenv.state.assets import shape_sum
 from aioenv.state.model_edits import editable_fields, may_edit
-from aioenv.state.mujoco_versions import array_names, signature_of
-from aioenv.state.wrapper_stack import KINDS, REMEDY, Stack, inspect_stack, mark_in_progress, python_values
 
 __all__ = [
+    "KINDS",
+    "REMEDY",
     "Arrays",
+    "EnvState",
     "Misfit",
     "RawState",
+    "Stack",
     "check_data",
     "decode",
     "differences",
     "encode",
     "fingerprint",
+    "inspect_stack",
     "is_pickled",
+    "load",
+    "mark_in_progress",
     "name_counters",
+    "python_values",
     "read_data",
     "read_snapshot",
+    "save",
     "write_data",
     "write_snapshot",
 ]
+
+
+# Known wrappers by full name, with the attributes that they count in; a subclass is another wrapper.
+_COMMON = "gymnasium.wrappers.common."
+_KNOWN: dict[str, tuple[str, ...]] = {
+    _COMMON + "TimeLimit": ("_elapsed_steps",),
+    _COMMON + "OrderEnforcing": ("_has_reset",),
+    _COMMON + "PassiveEnvChecker": (),  # see `mark_in_progress`
+    _COMMON + "Autoreset": ("autoreset",),
+    # not its queues of past episodes, on which no result depends, nor the time of day
+    _COMMON + "RecordEpisodeStatistics": ("episode_count", "episode_returns", "episode_lengths"),
+    "gymnasium.wrappers.stateful_observation.TimeAwareObservation": ("timesteps",),
+    "gymnasium.wrappers.stateful_action.RepeatAction": (),
+    **{f"gymnasium.wrappers.transform_action.{name}Action": () for name in ("Clip", "Rescale", "Discretize")},
+    **{
+        f"gymnasium.wrappers.transform_observation.{name}Observation": ()
+        for name in "Filter Flatten Grayscale Resize Reshape Rescale Dtype Discretize".split()
+    },
+    "gymnasium.wrappers.transform_reward.ClipReward": (),
+    "aioenv.rendering.pixels.PixelObservation": (),
+    "aioenv.adapters.sb3_worker.CountInnerEpisodes": ("counted_return", "counted_length"),  # nor its time of day
+}
+# wrappers that are stateless if their function is
+_BY_FUNCTION = {
+    "gymnasium.wrappers.transform_action.TransformAction",
+    "gymnasium.wrappers.transform_observation.TransformObservation",
+    "gymnasium.wrappers.transform_reward.TransformReward",
+}
+# The types of counters and simple attributes. The exact type matters: `0.0 + np.float32(1)` is a float32, and so is the
+# info that it ends in.
+KINDS: tuple[type, ...] = (type(None), bool, int, float, np.float64, np.float32, np.int64, np.int32, np.bool_)
+
+REMEDY = "give it get_state() and set_state(state)"
+
+
+class Stack(NamedTuple):
+    """One env and its wrappers.
+
+    Attributes:
+        base: the unwrapped env.
+        counters: wrappers and their attributes that count, from the outside in.
+        own: the wrappers, and maybe the base, that have `get_state` and `set_state`.
+        physics: whether the base's state is that of its MuJoCo `model` and `data`.
+        obstacle: why the state of the whole can't be read; None if it can.
+    """
+
+    base: Any
+    counters: list[tuple[Any, str]]
+    own: list[Any]
+    physics: bool
+    obstacle: str | None
+
+
+def inspect_stack(env: Env[Any, Any]) -> Stack:
+    """Find everything in an env and its wrappers that the next step depends on."""
+    counters: list[tuple[Any, str]] = []
+    own: list[Any] = []
+    obstacle: str | None = None
+    while isinstance(env, Wrapper):
+        name = _name(type(env))
+        if _has_own_state(type(env)):
+            own.append(env)
+        elif name in _KNOWN:
+            counters += [(env, attribute) for attribute in _KNOWN[name]]
+        elif name in _BY_FUNCTION and _is_plain(env.func):  # type: ignore[attr-defined]
+            pass
+        elif name in _BY_FUNCTION:
+            obstacle = obstacle or f"the wrapper {type(env).__name__}: its function may remember something; {REMEDY}"
+        else:
+            obstacle = obstacle or f"the wrapper {type(env).__name__} may remember something; {REMEDY}"
+        env = env.env
+    physics = not _has_own_state(type(env)) and _has_physics(env)
+    if _has_own_state(type(env)):
+        own.append(env)
+    elif not physics:
+        obstacle = obstacle or f"the env {type(env).__name__} is no MuJoCo env; {REMEDY}"
+    return Stack(env, counters, own, physics, obstacle)
+
+
+def mark_in_progress(env: Env[Any, Any]) -> None:
+    """Put wrappers that have no counter into the state of an env whose episode is in progress."""
+    for wrapper in _wrappers(env):
+        name = _name(type(wrapper))
+        if name == _COMMON + "PassiveEnvChecker":
+            # its checks only warn, and the data to compare with is gone
+            wrapper.checked_reset = wrapper.checked_step = wrapper.checked_data_reuse = True
+            wrapper._previous_data = None
+        elif name == _COMMON + "RecordEpisodeStatistics":
+            wrapper.episode_start_time = sys.modules[type(wrapper).__module__].time.perf_counter()
+
+
+def python_values(base: Any) -> dict[str, Any]:
+    """Return the attributes of an env that are numbers, strings or arrays, without the seed."""
+    return {
+        name: value
+        for name, value in vars(base).items()
+        if name != "_np_random_seed"
+        and (
+            type(value) in KINDS or type(value) is str or (type(value) is np.ndarray and value.dtype.kind in "biufcSU")
+        )
+    }
+
+
+def _wrappers(env: Any) -> Iterator[Any]:
+    while isinstance(env, Wrapper):
+        yield env
+        env = env.env
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _has_physics(base: Any) -> bool:
+    mujoco = sys.modules.get("mujoco")
+    if hasattr(type(base), "__getattr__") and "model" not in vars(base):
+        return False  # the model may belong to another env, whose state is more than model and data
+    return (
+        mujoco is not None
+        and isinstance(getattr(base, "model", None), mujoco.MjModel)
+        and isinstance(getattr(base, "data", None), mujoco.MjData)
+    )
+
+
+def _has_own_state(kind: type) -> bool:
+    """Return whether a class has `get_state()` and `set_state(state)`, unlike Gymnasium's `set_state(qpos, qvel)`."""
+    get, put = getattr(kind, "get_state", None), getattr(kind, "set_state", None)
+    if not callable(get) or not callable(put):
+        return False
+    try:
+        inspect.signature(get).bind(None)
+        inspect.signature(put).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_plain(function: Any) -> bool:
+    """Return whether a function has no closure; it could still use globals, as any env could."""
+    if isinstance(function, np.ufunc | types.BuiltinFunctionType | type):
+        return True
+    return isinstance(function, types.FunctionType) and function.__closure__ is None
+
+
+_FORMAT = "aioenv states 1"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EnvState:
+    """The state of one env, from `get_state`: an env that it is set on goes on as that one would have.
+
+    Attributes:
+        env_id: the id of the env, or the name of its class if it has no id.
+        values: counters, the state of its random generator, and other plain values.
+        arrays: arrays by name: for MuJoCo all of its data's, derived quantities too ("mujoco/qpos").
+    """
+
+    env_id: str
+    values: dict[str, Any]
+    arrays: dict[str, np.ndarray[Any, Any]]
+
+    @property
+    def has_pickles(self) -> bool:
+        """Whether the env's own `get_state()` gave objects that had to be pickled."""
+        return bool(self.values["pickled"])
+
+    def __repr__(self) -> str:
+        size = sum(array.nbytes for array in self.arrays.values())
+        return f"<EnvState of {self.env_id}, {size / 1024:.1f} KiB>"
+
+
+def save(path: str | os.PathLike[str], states: Iterable[EnvState]) -> None:
+    """Write states to a file: a numpy container (.npz) under any name.
+
+    A file that is there already is replaced at once, when the new one is complete.
+
+    Args:
+        path: of the file.
+        states: what `get_state` gave.
+
+    Raises:
+        TypeError: if they are anything else.
+        OSError: if the file can't be written.
+    """
+    states = list(states) if isinstance(states, Iterable) else [states]
+    if strange := [state for state in states if not isinstance(state, EnvState)]:
+        raise TypeError(f"save: states: expected a list of EnvState, as get_state gives it, got {strange[0]!r}")
+    heads = [{"env_id": state.env_id, "values": state.values} for state in states]
+    arrays: dict[str, Any] = {
+        f"{i}/{name}": array for i, state in enumerate(states) for name, array in state.arrays.items()
+    }
+    path = Path(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, format=_FORMAT, states=json.dumps(heads), **arrays)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> list[EnvState]:
+    """Read the states that `save` wrote.
+
+    Args:
+        path: of the file.
+        allow_pickle: whether to take states that hold pickles, which can run any code when they are set. Only states of
+            envs with a `get_state()` of their own may hold them, if it gives other things than numbers, strings,
+            arrays, and dicts, lists and tuples of these. MuJoCo's never do.
+
+    Raises:
+        ValueError: if the file is not one of states, or holds pickles and they were not allowed.
+        OSError: if it can't be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile) or str(file["format"]) != _FORMAT:
+                raise ValueError("it says so nowhere")
+            heads = json.loads(str(file["states"]))
+            states = [EnvState(head["env_id"], head["values"], {}) for head in heads]
+            for name in file.files:
+                number, slash, rest = name.partition("/")
+                if slash:
+                    states[int(number)].arrays[rest] = file[name]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, zipfile.BadZipFile) as exc:
+        raise ValueError(f"{os.fspath(path)!r} holds no states of envs: {exc}") from exc
+    if not allow_pickle and any(_has_pickles(state.values) for state in states):
+        raise ValueError(
+            f"{os.fspath(path)!r} holds pickled objects, which can run any code when they are set; if you trust the "
+            "file, load it with allow_pickle=True"
+        )
+    return states
+
+
+def _has_pickles(node: Any) -> bool:
+    """Return whether there is a pickle anywhere, regardless of the file's own flag."""
+    if isinstance(node, dict):
+        return node.get("kind") == "pickle" or any(map(_has_pickles, node.values()))
+    return isinstance(node, list) and any(map(_has_pickles, node))
+
 
 # the env's id, JSON values, arrays by name
 RawState: TypeAlias = "tuple[str, dict[str, Any], Arrays]"

@@ -19,8 +19,8 @@ __all__ = ["CountEpisodes", "EpisodeCounter", "SeedPlan", "SlotCounter"]
 class EpisodeCounter:
     """Hands out numbers from 0, each once, to all processes that get it, or one of its slots, in a factory.
 
-    With slots, slot i gets i, i + num_slots, i + 2 num_slots …: the same numbers for any number of workers, also after
-    a worker was started again. Without, the numbers are consecutive, in the order in which processes happen to come.
+    With slots, slot i gets i, i + num_slots, i + 2 num_slots …. They are the same numbers for any number of workers,
+    also after a restart of one. Without, the numbers are consecutive, in the order in which processes happen to come.
 
     Keep it (and don't close it) for as long as workers may start.
 

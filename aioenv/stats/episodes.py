@@ -282,7 +282,7 @@ class EpisodeStats:
         resets: set[int] = set()
         if fresh.any():
             fresh = fresh.copy()
-            self.begin(slots[fresh])  # this step was a reset, whatever it returned
+            self.begin(slots[fresh])  # this step was a reset, for any result
             stepped, rewards = slots[~fresh], rewards[~fresh]
             resets.update(slots[fresh].tolist())  # their values belong to no step
         self._returns[stepped] = _sum(self._returns[stepped], rewards)

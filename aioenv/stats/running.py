@@ -21,9 +21,9 @@ _STATE = ("count", "weight", "mean", "m2")
 class SharedRunningStats:
     """Mean, variance and count of samples, shared by all processes that get it or one of its slots in a factory.
 
-    With slots, which is the default, each slot's samples wait in memory of its own until `merge` adds them to the
-    whole, in the order of slots. Called once a step, it gives the same bits for any number of workers. With `live=True`
-    samples count at once, in the order in which they arrive, which is not reproducible.
+    With slots, the default, each slot's samples wait in memory of its own until `merge` adds them to the whole, in the
+    order of slots. Called once a step, it gives the same bits for any number of workers. With `live=True` samples count
+    at once, in the order in which they arrive, which is not reproducible.
 
     Keep it (and don't close it) as long as workers may start. It pickles only to processes of this machine. A writer
     that dies, at any moment, blocks no other process and leaves the statistics as they were before its sample.

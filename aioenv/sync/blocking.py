@@ -1,29 +1,292 @@
-"""The base classes of `aioenv.sync`: blocking twins of async objects, each with a loop thread of its own."""
+"""The base classes of `aioenv.sync`: blocking twins of async objects, each with a loop thread of its own.
+
+`BlockingStepper` runs steps inline in place of the loop's thread where that is possible; else it sends them there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import inspect
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import gymnasium
 from gymnasium import Space
 
-from aioenv.core.results import WorkerInfo
+from aioenv.core.arguments import check_recv, check_timeout
+from aioenv.core.requests import BatchRequest
+from aioenv.core.results import Ready, StepResult, WorkerInfo
+from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.waits import Stats
-from aioenv.errors import ClosedError
+from aioenv.core.wakeups import ReplyPoller
+from aioenv.errors import ClosedError, NoAsyncCallError
 from aioenv.process.async_resource import AsyncResource
-from aioenv.sync.portal import Portal
-from aioenv.sync.stepping import BlockingStepper
+from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.tracing.timeline import Trace, raise_or_log
 from aioenv.vector_env import AsyncVectorEnv
 
-__all__ = ["BlockingResource", "BlockingTrace", "BlockingVectorEnv", "like_function", "like_method", "signed"]
+__all__ = [
+    "BlockingResource",
+    "BlockingStep",
+    "BlockingStepper",
+    "BlockingTrace",
+    "BlockingVectorEnv",
+    "like_function",
+    "like_method",
+    "signed",
+]
+
+
+# How many turns of the loop, any loop, it takes to read replies that have arrived. A wait without time lasts as long.
+_TURNS = 3
+
+
+class BlockingStepper:
+    """Step a started vector env, and send and receive.
+
+    Args:
+        portal: the portal of its loop, which pauses after calls from now on, if steps can run inline.
+        envs: the vector env.
+    """
+
+    def __init__(self, portal: Portal, envs: AsyncVectorEnv) -> None:
+        self.portal = portal
+        self.envs = envs
+        backend = envs._backend
+        self.scheduler = scheduler = backend if isinstance(backend, RequestScheduler) else None
+        inline = scheduler is not None and scheduler.needs_replies_only
+        self.poller = ReplyPoller(scheduler.worker_pool.members if scheduler is not None and inline else ())
+        portal.may_pause = self.poller.suffices if inline else None
+
+    def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
+        """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `given`)."""
+        step = BlockingStep(self, given, check_timeout(timeout_s))
+        try:
+            step.send(actions, finish=True)
+            step.wait()
+        except BaseException:
+            step.cancel()
+            raise
+        return step.result()
+
+    def begin(self, actions: Any, *, given: bool = False) -> BlockingStep:
+        """Send a step of all slots, and don't wait.
+
+        Raises:
+            Exception: as `step`, if the step could not be sent; `BlockingStep.result` raises other errors.
+        """
+        step = BlockingStep(self, given, None)
+        try:
+            step.send(actions, finish=False)
+        except BaseException:
+            step.cancel()
+            raise
+        return step
+
+    def send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        """Send actions to some slots (see `AsyncVectorEnv.send`)."""
+        self.portal.run(self._send, actions, slots)
+
+    def _send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        self.envs.send(actions, slots)
+        if not self.poller.suffices():
+            self.portal.request_turn()
+
+    def recv(self, min_slots: int = 1, max_slots: int | None = None, deadline_s: float | None = None) -> Ready:
+        """Take results as they arrive (see `AsyncVectorEnv.recv`)."""
+        ready: list[Ready] = []
+        if deadline_s is None:
+            check_recv(min_slots, max_slots, None)
+            self.portal.run_inline(self._recv_inline, ready, min_slots, max_slots)
+        return ready[0] if ready else self.portal.call(self.envs.recv, min_slots, max_slots, deadline_s=deadline_s)
+
+    def _recv_inline(self, signals: list[Any], ready: list[Ready], min_slots: int, max_slots: int | None) -> None:
+        """Take results into `ready`, if they arrive soon."""
+        scheduler, clock = self.scheduler, self.envs._clock
+        if scheduler is None or scheduler.closing or not scheduler.outstanding:
+            return
+        wanted = min_slots if max_slots is None else min(min_slots, max_slots)
+        wait = clock.envs.begin()
+        try:
+            enough = self.poller.wait(lambda: scheduler.has_ready(wanted), _inline_limit(scheduler, None))
+            if enough and not signals:
+                ready.append(scheduler.take_ready(max_slots))
+        finally:
+            wait.end()
+
+
+class BlockingStep:
+    """One step of all slots, with the methods of a `PortalCall`. A signal handler may raise between any two lines.
+
+    Between two inline runs the step is left to `recv`, so nothing is lost if the caller is interrupted or drops it.
+    It holds no reference to the blocking vector env, which may be dropped, too.
+    """
+
+    def __init__(self, stepper: BlockingStepper, given: bool, timeout_s: float | None) -> None:
+        self._portal, self._envs, self._poller = stepper.portal, stepper.envs, stepper.poller
+        self._scheduler = stepper.scheduler
+        self._given = given
+        self._timeout_s = timeout_s
+        self._request: BatchRequest | None = None  # sent, and left to `recv`
+        self._call: PortalCall | None = None  # runs on the loop: the whole step, or the wait for the request
+        self._waited_inline = self._ended_inline = False
+        self._value: StepResult | None = None
+        self._error: Exception | None = None
+
+    def send(self, actions: Any, *, finish: bool) -> None:
+        """Send the step; with `finish`, also take its result if it arrives soon."""
+        self._portal.run_inline(self._send_inline, actions, finish)
+        if self._request is not None or self._ended_inline:
+            return
+        if not finish:
+            sent = self._portal.call(_send_step, self._envs, actions, self._given)
+            if sent is not None:
+                self._request, self._future = sent
+                return
+        self._call = self._portal.prepare(_step, self._envs, actions, self._given, self._timeout_s)
+        self._call.post()
+        if not finish:  # the caller may change the actions only after they were sent
+            self._call.wait_started()
+
+    def _send_inline(self, signals: list[Any], actions: Any, finish: bool) -> None:
+        scheduler = self._scheduler
+        if scheduler is None or not scheduler.can_submit_step or self._envs.closed:
+            return
+        request = scheduler.submit_step(actions, given=self._given)
+        self._request, self._future = request, request.done
+        if not finish or not self._finish_inline(scheduler, request, signals):
+            scheduler.leave(request)
+            if not self._poller.suffices():
+                self._portal.request_turn()
+
+    def _wait_inline(self, signals: list[Any], timeout_s: float | None) -> None:
+        scheduler, request = self._scheduler, self._request
+        if scheduler is None or request is None or scheduler.closing:
+            return
+        try:
+            scheduler.take_up(request, self._future)
+        except NoAsyncCallError as exc:
+            self._end_inline(None, exc)
+            return
+        if not self._finish_inline(scheduler, request, signals, timeout_s):
+            scheduler.leave(request)
+
+    def _finish_inline(
+        self, scheduler: RequestScheduler, request: BatchRequest, signals: list[Any], timeout_s: float | None = None
+    ) -> bool:
+        """Wait for the replies and take the result; return whether they arrived soon, and no signal arrived."""
+        self._waited_inline = True
+        wait = self._envs._clock.envs.begin()
+        try:
+            scheduler.dispatcher.poll(request)
+            limit = _inline_limit(scheduler, self._timeout_s)
+            limit = limit if timeout_s is None else min(limit, timeout_s)
+            arrived = self._poller.wait(lambda: not request.open, limit)
+        finally:
+            wait.end()
+        if not arrived or signals:  # their handlers may raise
+            return False
+        try:
+            result = scheduler.step_result(request)
+        except Exception as exc:
+            self._end_inline(None, exc)
+        else:
+            self._end_inline(result, None)
+        return True
+
+    def _end_inline(self, value: StepResult | None, error: Exception | None) -> None:
+        self._value, self._error = value, error
+        self._ended_inline = True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, at most `timeout_s`; return whether the step has ended.
+
+        With a limit of 0 seconds, replies that have arrived are still read.
+        """
+        if self._call is None and not self._ended_inline:
+            start_s = perf_counter()
+            if not self._waited_inline:
+                self._portal.run_inline(self._wait_inline, timeout_s)
+            if not self._ended_inline:
+                self._call = self._portal.prepare(_result, self._envs, self._request, self._future, self._timeout_s)
+                self._call.post()
+                if timeout_s is not None:
+                    self._call.wait_started(_TURNS)
+                    timeout_s -= perf_counter() - start_s
+        return self._ended_inline or self._call is None or self._call.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """Leave the step to `recv`, if it has not ended."""
+        if self._call is not None:
+            self._call.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` has ended the wait."""
+        return self._call is not None and self._call.cancelled
+
+    def result(self) -> StepResult:
+        """Return or raise the step's result; only once."""
+        if self._call is not None:
+            return self._call.result()  # type: ignore[no-any-return]
+        value, error = self._value, self._error
+        self._value = self._error = None
+        try:
+            if error is not None:
+                raise error
+            assert value is not None
+            return value
+        finally:
+            del error  # its traceback has this frame
+
+
+def _inline_limit(scheduler: RequestScheduler, timeout_s: float | None) -> float:
+    """Return how long an inline wait may last, in seconds, given the wait's own limit."""
+    limit = scheduler.timeouts.limit(timeout_s)
+    return MAX_PAUSE_S if limit is None else min(MAX_PAUSE_S, limit)
+
+
+def _scheduler_of(envs: AsyncVectorEnv) -> RequestScheduler:
+    """Return the scheduler of a vector env over workers, if it may be used now."""
+    backend = envs._check_running()
+    assert isinstance(backend, RequestScheduler)
+    return backend
+
+
+async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: float | None) -> StepResult:
+    if given:
+        return await _scheduler_of(envs).step(actions, given=True, timeout_s=timeout_s)
+    return await envs.step(actions, timeout_s=timeout_s)
+
+
+async def _send_step(
+    envs: AsyncVectorEnv, actions: Any, given: bool
+) -> tuple[BatchRequest, asyncio.Future[None]] | None:
+    """Send a step, and leave it to `recv`. If slots are paused, send nothing, and return None."""
+    scheduler = _scheduler_of(envs)
+    if scheduler.table.paused is not None:
+        return None
+    request = await scheduler.send_step(actions, given=given)
+    scheduler.leave(request)
+    return request, request.done
+
+
+async def _result(
+    envs: AsyncVectorEnv, request: BatchRequest, future: asyncio.Future[None], timeout_s: float | None
+) -> StepResult:
+    scheduler, wait = _scheduler_of(envs), envs._clock.envs.begin()
+    try:
+        scheduler.take_up(request, future)
+        return await scheduler.step_outcome(request, timeout_s)
+    finally:
+        wait.end()
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -31,9 +31,8 @@ from aioenv.errors import (
     WorkerStartError,
 )
 from aioenv.process.launch import START_METHODS
-from aioenv.sync.blocking import BlockingVectorEnv
+from aioenv.sync.blocking import BlockingStep, BlockingVectorEnv
 from aioenv.sync.portal import PortalCall
-from aioenv.sync.stepping import BlockingStep
 
 __all__ = ["AsyncVectorEnv"]
 
@@ -102,8 +101,8 @@ class AsyncVectorEnv(
     ) -> None:
         if worker is not None:
             raise ValueError(
-                "worker: a worker function of your own can't be used, the workers here speak another protocol. Do in a "
-                "wrapper of each env what it does, or stay with gymnasium.vector.AsyncVectorEnv"
+                "worker: a worker function of your own can't be used, the workers here speak another protocol. Move "
+                "its work into a wrapper of each env, or stay with gymnasium.vector.AsyncVectorEnv"
             )
         check_max_concurrency(max_concurrency)
         self.env_fns = env_fns

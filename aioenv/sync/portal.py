@@ -1,7 +1,7 @@
 """`Portal`: an event loop on a thread of its own, and how blocking code runs work on it.
 
 A call goes to the loop's thread and back (`PortalCall`). Or the loop's thread pauses, and the caller runs a function on
-the loop in its place (`LoopHandoff`). That saves two thread switches a step.
+the loop in its place (`LoopHandoff`). The second way saves two thread switches a step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from aioenv.core.held_signals import HeldSignals
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
+from aioenv.platform import HeldSignals
 
 __all__ = ["MAX_PAUSE_S", "SIGNAL_CHECK_S", "DeferredCall", "LoopHandoff", "Portal", "PortalCall"]
 

@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.rendering.arguments import DrawOptions, States
+from aioenv.rendering.render_pool import DrawOptions, States
 from aioenv.rendering.render_pool import RenderPool as AsyncRenderPool
 from aioenv.sync.blocking import BlockingResource, BlockingTrace, like_method, signed
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TextIO
 
-from aioenv.tracing.ring import RingMemory
-from aioenv.tracing.track import COLLECT_EVERY, Spans, Track
+from aioenv.tracing.track import COLLECT_EVERY, RingMemory, Spans, Track
 
 __all__ = [
     "VARIABLE",
@@ -78,7 +77,7 @@ _written: weakref.WeakValueDictionary[str, Trace] = weakref.WeakValueDictionary(
 class Trace:
     """A timeline that is collected until `stop`; a context manager that stops at its end.
 
-    The file can be opened at https://ui.perfetto.dev, and drawn by `aioenv trace`.
+    The file can be opened at https://ui.perfetto.dev, and summed up by `aioenv trace`.
 
     Args:
         path: where it is written. An existing file is overwritten, with an empty timeline at first.

@@ -44,8 +44,8 @@ def run_worker(
         memory_fd: of the memory of a `SharedMemory`, or None.
         variables_before: the environment variables that a forked worker's fork server had before its imports.
 
-    Exit handlers run, but the interpreter is not finalized. That would copy pages that a forked worker shares, and wait
-    for threads that envs have left running.
+    Exit handlers run, but the interpreter is not finalized. Finalizing would copy pages that a forked worker shares,
+    and wait for threads that envs have left running.
     """
     fds = secure_descriptors(read_fd, write_fd)
     from aioenv.platform import declare_worker_process

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper
 
 from aioenv.ipc.messages import dump
-from aioenv.spaces.large_boxes import packed
+from aioenv.spaces.layout import packed
 from aioenv.state.checkpoint import RowCheckpoint
 from aioenv.state.render_source import MujocoSource, dump_model, find_source
 from aioenv.worker import worker_context

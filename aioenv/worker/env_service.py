@@ -18,13 +18,11 @@ from aioenv.ipc.frames import MAX_FIXED_BYTES, Frame, new_tuple
 from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
 from aioenv.spaces.autoreset import Autoreset, Stepped
 from aioenv.spaces.infos import Gatherer
-from aioenv.spaces.layout import Layout
-from aioenv.spaces.shared_layout import SharedBatch, SharedLayout
+from aioenv.spaces.layout import Layout, SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.state.render_source import EnvRenderable, MujocoSource, find_pixel_renderable
-from aioenv.state.snapshot import Misfit, RawState, read_snapshot, write_snapshot
-from aioenv.state.wrapper_stack import REMEDY
+from aioenv.state.snapshot import REMEDY, Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.stats.counters import SeedPlan
 from aioenv.stats.sharing import counting_paused, unshared_stats
 from aioenv.worker import worker_context
@@ -592,7 +590,7 @@ class EnvService(SlotService):
             if obs is not None:
                 self._rows.write_observation(0, row, obs)  # a reset of other rows shows it once more
             if state is not None:
-                self._state[row] = state  # what images of that observation are drawn from
+                self._state[row] = state  # the state that images of that observation are drawn from
             self._stepper.replace_lost_env(row, seed, None if over else obs)
 
     def keep_observations(self, rows: Sequence[tuple[int, Any]]) -> None:

@@ -1,7 +1,7 @@
 """The fork server: a single-threaded process that has imported what workers need, and forks them.
 
-It is also the guardian: when the process that it serves is gone, for any reason, it kills the process groups of all
-workers, spawned ones too. It ends when its control socket does.
+It is also the guardian: when its parent is gone, for any reason, it kills the process groups of all workers, spawned
+ones too. It ends when its control socket does.
 
 The parent starts `python -c` (see `bootstrap` in `process/environment.py`). A fork server that only guards spawned
 workers imports almost nothing.
@@ -170,7 +170,7 @@ class Server:
         if new_modules:
             boot.become_subreaper()
             if "gymnasium" in sys.modules:
-                importlib.import_module("aioenv.worker.registry").read_registry()
+                importlib.import_module("aioenv.worker.specs").read_registry()
             gc.collect()
             importlib.import_module("aioenv.worker.forkserver_warmup").fill_holes()
             gc.freeze()  # else the first full collection of each worker copies all of it

@@ -15,7 +15,7 @@ from aioenv.errors import WireError
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import CallRequest, Start, dump, load, load_code
 from aioenv.platform import limit_cpus
-from aioenv.tracing.ring import TRACE, Handle, Ring
+from aioenv.tracing.track import TRACE, Handle, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_setup import prepare_contexts, prepare_mujoco
 from aioenv.worker.process_setup import (
@@ -24,8 +24,8 @@ from aioenv.worker.process_setup import (
     keep_script_from_children,
     send_log_records,
 )
-from aioenv.worker.registry import register_specs, restore_registry
 from aioenv.worker.service import PartialStep, Reply, Service, StartFailed, TracedService, describe_failure
+from aioenv.worker.specs import register_specs, restore_registry
 from aioenv.worker.worker_end import WorkerEnd
 
 __all__ = ["run", "run_in_thread"]

@@ -52,7 +52,7 @@ def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], hints
             add if the env refuses them.
 
     Raises:
-        TypeError: if the env does not take these arguments; a note says what may have been meant.
+        TypeError: if the env does not take these arguments; a note suggests others.
     """
     try:
         made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
@@ -173,8 +173,8 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
     except TypeError as exc:
         if "'num_envs'" in str(exc):
             exc.add_note(
-                f"it is called with num_envs={num_envs}, to make one gymnasium.vector.VectorEnv of so many slots; what "
-                'makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
+                f"it is called with num_envs={num_envs}, to make one gymnasium.vector.VectorEnv of so many slots; "
+                'a function that makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
             )
         raise
     if problem := explain_no_env(env, "gymnasium.vector.VectorEnv"):

@@ -81,7 +81,7 @@ def _raise_no_opengl(*_: Any, **__: Any) -> None:
 def choose_backend_here(backend: str) -> None:
     """Make MuJoCo draw on a backend in this process; its own choice, GLFW, hangs where there is no display.
 
-    MUJOCO_GL is not changed, since it tells other vector envs what the user wants.
+    MUJOCO_GL is not changed, since it is the user's setting for other vector envs.
     """
     if os.environ.get("MUJOCO_GL", "").lower() != backend:
         importlib.import_module("mujoco")

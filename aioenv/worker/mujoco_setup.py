@@ -201,7 +201,7 @@ def _when_imported(name: str, prepare: Callable[[ModuleType], None]) -> None:
 def _prepare_warnings_and_clock(module: ModuleType) -> None:
     if hasattr(module, "set_mju_user_warning") and module.get_mju_user_warning() is None:
         module.set_mju_user_warning(_print_warning)
-    from aioenv.mujoco_clock import stop_clock  # it needs ctypes, as MuJoCo does
+    from aioenv.mujoco_versions import stop_clock  # it needs ctypes, as MuJoCo does
 
     stop_clock()
 

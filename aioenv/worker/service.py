@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from aioenv.ipc.exceptions import dump_exception
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
 from aioenv.ipc.messages import Failure, message_of, reason_of, traceback_of, try_call
-from aioenv.tracing.ring import DRAW, REPLY, Ring
+from aioenv.tracing.track import DRAW, REPLY, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_gl import note_missing_opengl
 

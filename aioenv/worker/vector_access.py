@@ -15,8 +15,8 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from aioenv.errors import ActionError
+from aioenv.spaces.checks import find_not_finite, raise_not_finite
 from aioenv.spaces.layout import Layout
-from aioenv.spaces.outcomes import find_not_finite, raise_not_finite
 from aioenv.state.snapshot import Misfit, RawState
 from aioenv.worker.making import AnyVectorEnv
 from aioenv.worker.vector_states import read_vector_states, write_vector_states

@@ -51,8 +51,8 @@ class Resumable(Protocol):
     def set_checkpoints(self, rows: Rows, newest: int) -> None:
         """Bring all slots into the states of rows that `get_checkpoints` wrote.
 
-        Rows may have been written at different times, if some of the slots were reset last: take the state that slots
-        have in common from row `newest`.
+        Rows may have been written at different times, if some of the slots were reset last. So the state that slots
+        have in common comes from row `newest`.
         """
 
 
@@ -192,7 +192,7 @@ class VectorCheckpoints:
 
 
 def _has_checkpoints(layer: Any) -> bool:
-    """Return whether a layer writes checkpoints, and no subclass of that has states, which they would lack."""
+    """Return whether a layer writes checkpoints, and no subclass of it has states, which they would lack."""
     names = "get_checkpoints", "set_checkpoints"
     if not all(callable(getattr(layer, name, None)) for name in names):
         return False

@@ -15,8 +15,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.ipc.frames import Frame
 from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
 from aioenv.spaces.infos import MAX_SCHEMAS, Column, ColumnGroup, Path, Schema, column_of_objects
-from aioenv.spaces.layout import Layout, byte_view
-from aioenv.spaces.shared_layout import SharedLayout
+from aioenv.spaces.layout import Layout, SharedLayout, byte_view
 from aioenv.state.model_edits import SharedFields, unchanged_fields
 from aioenv.state.render_source import PhysicsReader, find_physics
 from aioenv.worker import worker_context

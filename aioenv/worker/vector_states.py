@@ -24,12 +24,12 @@ from aioenv.state.snapshot import (
     differences,
     encode,
     fingerprint,
+    inspect_stack,
     is_pickled,
     name_counters,
     read_data,
     write_data,
 )
-from aioenv.state.wrapper_stack import inspect_stack
 from aioenv.worker.making import TASKS
 
 __all__ = [
@@ -62,7 +62,7 @@ class StatefulVectorEnv(Protocol):
 
 
 # Stateless wrappers by full name; a subclass is another wrapper.
-_STATELESS = {"aioenv.worker.vector_access.CheckedNumerics", "aioenv.rendering.pixel_states.PixelStates"} | {
+_STATELESS = {"aioenv.worker.vector_access.CheckedNumerics", "aioenv.rendering.pixels.PixelStates"} | {
     f"gymnasium.wrappers.vector.{name}"
     for name in (
         "dict_info_to_list.DictInfoToList",

@@ -127,8 +127,8 @@ def _nothing() -> None:
 def _wait_functions(fd: int) -> tuple[Callable[[float], bool], Callable[[], object]]:
     """Return two functions: one polls for input for some seconds and returns whether there is any, the other sleeps.
 
-    A process that sleeps in a read of a Unix socket is woken, for nothing, when the peer reads what was written before
-    (there is room again). This costs an interrupt of an idle CPU, which the peer waits for. `poll` for input avoids it.
+    A process that sleeps in a read of a Unix socket is woken, for nothing, when the peer reads earlier bytes: there is
+    room again. This costs an interrupt of an idle CPU, which the peer waits for. `poll` for input avoids it.
     """
     if not hasattr(select, "poll"):  # Windows: just read
         return lambda seconds: True, lambda: None

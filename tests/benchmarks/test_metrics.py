@@ -9,19 +9,19 @@ import os
 import time
 
 import pytest
-from test_cli import STARTS, needs_opengl, spy_on_starts
 
-from aioenv.cli import rounds
-from aioenv.cli.rounds import NotApplicable, Workload
+from aioenv.cli import contenders
+from aioenv.cli.contenders import NotApplicable, Workload
 from aioenv.process.launch import START_METHODS
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS as TIMED
 from benchmarks.loop_time import CallbackClock
 from benchmarks.metrics import CONTENDERS, METRICS, REGISTRY
+from tests.kits.cli_kit import STARTS, needs_opengl, spy_on_starts
 
 
 def run_contender(name, workload):
-    return rounds.run_contender(name, workload, REGISTRY)
+    return contenders.run_contender(name, workload, REGISTRY)
 
 
 @pytest.mark.parametrize("env", ["noop", "pixels"])
@@ -156,7 +156,9 @@ def test_the_cpu_time_of_a_contenders_workers_counts_as_its_own(contender, tmp_p
 @pytest.mark.parametrize(("start", "channel"), STARTS)
 def test_metrics_start_workers_and_pick_the_channel_as_asked(start, channel, monkeypatch):
     asked = spy_on_starts(monkeypatch)
-    monkeypatch.setattr(rounds, "run_contender", lambda name, workload, registry: CONTENDERS[name].measure(workload))
+    monkeypatch.setattr(
+        contenders, "run_contender", lambda name, workload, registry: CONTENDERS[name].measure(workload)
+    )
     small = ["--env", "noop", "--num-envs", "1", "--rounds", "1", "--seconds", "0.01", "--channel", channel]
     for metric, more in (("loop-time", []), ("latency", ["--only", "aioenv"])):
         assert main([metric, *small, *more, "--start", start]) == 0

@@ -13,10 +13,10 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import aioenv
+from aioenv.cli import contenders
 from aioenv.cli import main as aioenv_main
-from aioenv.cli import rounds
-from aioenv.cli.env_ids import SYNTHETIC
-from aioenv.cli.rounds import NotApplicable, Workload
+from aioenv.cli.arguments import SYNTHETIC
+from aioenv.cli.contenders import NotApplicable, Workload
 from aioenv.platform import usable_cpus
 from benchmarks import markdown, suite
 from benchmarks.__main__ import main
@@ -29,7 +29,7 @@ SMALL = ["--rounds", "1", "--seconds", "0.05"]
 
 
 def run_contender(name, workload):
-    return rounds.run_contender(name, workload, REGISTRY)
+    return contenders.run_contender(name, workload, REGISTRY)
 
 
 def test_all_measures_rows_fills_the_page_and_resumes(monkeypatch, tmp_path, capfd):
@@ -107,7 +107,7 @@ def test_all_writes_no_page_of_nothing(monkeypatch, tmp_path, capfd):
         assert told in capfd.readouterr().err
     monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.01)
     monkeypatch.setattr(
-        suite, "play_rounds", lambda *_, **__: {"bare": rounds.Outcome(problem="no memory", broken=True)}
+        suite, "play_rounds", lambda *_, **__: {"bare": contenders.Outcome(problem="no memory", broken=True)}
     )
     assert main([*SMALL, "--rows", "noop-1", "--only", "bare", "--markdown", str(page)]) == 1
     assert f"Nothing could be measured: {page} is left as it is." in capfd.readouterr().out
@@ -178,7 +178,7 @@ def test_goals_are_judged_by_floor_and_target():
 
 @pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
 def test_bare_loops_run_at_once(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[1] / "kits")
     workload = Workload("sleepy:Sleepy-v0", 2, 0.3, warm_up_s=0.01)
     results = [run_contender(name, workload) for name in ("bare", "bare-all")]
     rates = [result["env_steps"] / result["seconds"] for result in results]
@@ -187,7 +187,7 @@ def test_bare_loops_run_at_once(monkeypatch):
 
 @pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
 def test_bare_loops_in_lock_step_wait_for_each_other(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[1] / "kits")
     workload = Workload(
         "sleepy:Sleepy-v0", 4, 0.3, warm_up_s=0.01
     )  # a process steps 4 / CPUs of them, one after the other

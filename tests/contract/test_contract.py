@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from conftest import LOOPS
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
 from aioenv.testing import VectorEnvContract
+from tests.kits.loop_kit import LOOPS
 
 
 @pytest.mark.usefixtures("way")
@@ -56,7 +56,7 @@ def synced(env_fns, *, autoreset_mode=AutoresetMode.NEXT_STEP):
 
 
 class Native(VectorEnvContract):
-    """What makes no sense for slots that are one env is skipped; `tests/test_native.py` has it as it should be."""
+    """What makes no sense for slots that are one env is skipped; see `tests/native/test_native.py`."""
 
     kwargs: ClassVar[dict] = {}
 

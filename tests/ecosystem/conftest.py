@@ -7,7 +7,7 @@ from multiprocessing import resource_tracker
 
 import pytest
 
-from ecosystem.environments import ENVIRONMENTS
+from tests.ecosystem.environments import ENVIRONMENTS
 
 HERE = os.environ.get("AIOENV_ECOSYSTEM", "")
 

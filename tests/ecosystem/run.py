@@ -1,6 +1,6 @@
 """Run tests/ecosystem in a virtual environment for each set of versions, and write the table of docs/versions.md.
 
-    python tests/ecosystem/run.py [NAME …] [--write]
+    python -m tests.ecosystem.run [NAME …] [--write]
 
 `--write` puts the results of this run into the table; it takes all environments.
 """
@@ -11,21 +11,18 @@ import argparse
 import os
 import re
 import subprocess
-import sys
 import venv
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
+
+from tests.ecosystem.environments import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[2]
 VENVS = ROOT / ".venv-ecosystem"
 PAGE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- ecosystem: begin -->", "<!-- ecosystem: end -->"
 TOOLS = ["pytest>=8.4", "pytest-asyncio>=1.4", "pytest-timeout>=2.3.1"]
-
-sys.path.insert(0, str(ROOT / "tests"))
-
-from ecosystem.environments import ENVIRONMENTS  # noqa: E402
 
 
 def set_up(name: str) -> Path:

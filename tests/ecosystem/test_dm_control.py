@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
-from process_kit import environment, run_alone
-
 import aioenv
 from aioenv import sync
+from tests.kits.process_kit import environment, run_alone
 
 ENVS = {
     "shimmy": ("dm_control/cartpole-swingup-v0", {"render_kwargs": {"width": 64, "height": 48}}),

@@ -8,11 +8,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from parity.compare import assert_same
 
 import aioenv
 import aioenv.sync
-from ecosystem.environments import make
+from tests.ecosystem.environments import make
+from tests.kits.compare import assert_same
 
 STEPS = 25
 NUM_ENVS = 3

@@ -11,7 +11,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from parity.compare import assert_same
+
+from tests.kits.compare import assert_same
 
 N = 4
 

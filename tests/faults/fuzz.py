@@ -13,10 +13,9 @@ import zlib
 from collections.abc import Sequence
 from itertools import accumulate
 
-from wire_kit import Guesser, Owner, Sent, by_both, by_feed, by_fill, decode_until_error, encode_all
-
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import HEADER_BYTES, MAGIC, VERSION, Kind
+from tests.kits.wire_kit import Guesser, Owner, Sent, by_both, by_feed, by_fill, decode_until_error, encode_all
 
 READERS = (by_feed, by_fill, by_both)
 SIZES = (1, 3, 7, 31, HEADER_BYTES, 33, 64, 100, 1 << 20)

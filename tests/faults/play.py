@@ -18,7 +18,7 @@ import aioenv
 from aioenv import sync
 from aioenv.testing import faulty_envs
 from aioenv.testing.faulty_env import HUGE_BYTES
-from faults.grid import TABLE, Cell, Outcome
+from tests.faults.grid import TABLE, Cell, Outcome
 
 NUM_ENVS, NUM_WORKERS = 5, 2
 FAULTY = 1  # between slots 0 and 2 in worker 0

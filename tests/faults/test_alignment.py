@@ -10,12 +10,12 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import LOOPS, run_on
-from parity.compare import assert_same
 
 import aioenv
 from aioenv.testing import leak_check
-from faults.align_kit import CancelAt, Ledger, N, Reference, as_step, same
+from tests.faults.align_kit import CancelAt, Ledger, N, Reference, as_step, same
+from tests.kits.compare import assert_same
+from tests.kits.loop_kit import LOOPS, run_on
 
 SLOW_S = 0.0005
 loops = pytest.mark.parametrize("loop", LOOPS)

@@ -11,12 +11,12 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import LOOPS, run_on
 from gymnasium import spaces
-from process_kit import run_alone
 
 import aioenv
 from aioenv.process.launch import START_METHODS
+from tests.kits.loop_kit import LOOPS, run_on
+from tests.kits.process_kit import run_alone
 
 
 class Sleeper(gym.Env):

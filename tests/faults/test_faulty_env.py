@@ -26,7 +26,7 @@ from aioenv.testing.faulty_env import (
     TwoArgumentError,
     makes_sense,
 )
-from faults.play import members
+from tests.faults.play import members
 
 ACTIONS = np.zeros(3, np.int64)
 EXCEPTIONS = {

@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from conftest import LOOPS, run_on
 
 from aioenv.sync import portal
 from aioenv.testing import FAULTS, MOMENTS
-from faults.grid import ALL, AXES, PAIRS, SAMPLE, TABLE
-from faults.play import Play, without_loop
+from tests.faults.grid import ALL, AXES, PAIRS, SAMPLE, TABLE
+from tests.faults.play import Play, without_loop
+from tests.kits.loop_kit import LOOPS, run_on
 
 
 def cells(chosen):

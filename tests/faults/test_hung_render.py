@@ -13,7 +13,7 @@ import pytest
 
 import aioenv
 from aioenv.rendering.queue import Watchdog
-from faults.play import within
+from tests.faults.play import within
 
 TIMEOUT_S = 2.5
 CONFIG = aioenv.RenderConfig(width=24, height=20, workers=2)

@@ -7,10 +7,10 @@ import signal
 
 import numpy as np
 import pytest
-from balls import SIZE, Ball, Balls, Painted, Reference, paint
 from gymnasium.vector import AutoresetMode
 
 import aioenv
+from tests.kits.balls import SIZE, Ball, Balls, Painted, Reference, paint
 
 WAYS = {"workers": Ball, "themselves": Painted, "native": Balls}
 CONFIG = aioenv.RenderConfig(**SIZE, camera="front", quality="fast", workers=1)

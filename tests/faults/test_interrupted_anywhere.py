@@ -13,11 +13,11 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from blocking_kit import paused, step_in_two
 
 import aioenv
 from aioenv import sync
-from aioenv.sync import portal, stepping
+from aioenv.sync import blocking, portal
+from tests.kits.blocking_kit import paused, step_in_two
 
 N = 2
 ACTIONS = np.zeros(N, np.int64)
@@ -157,7 +157,7 @@ def interrupt_all(way, pauses, first, stride):
 def test_steps_interrupted_anywhere(way, pauses, monkeypatch):
     # how long the loop pauses: until a turn is requested, or not at all
     monkeypatch.setattr(portal, "MAX_PAUSE_S", 60.0 if pauses else 0.0)
-    monkeypatch.setattr(stepping, "MAX_PAUSE_S", 60.0)
+    monkeypatch.setattr(blocking, "MAX_PAUSE_S", 60.0)
     interrupt_all(way, pauses, sum(map(ord, way)) % 7, 7)
 
 

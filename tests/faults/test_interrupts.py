@@ -17,14 +17,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-from blocking_kit import step_in_two
-from parity.compare import assert_same
 
 import aioenv.sync
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
-from faults.align_kit import Ledger, N, Reference, as_step, same
-from faults.test_parent_death import bearing, kill_all
+from tests.faults.align_kit import Ledger, N, Reference, as_step, same
+from tests.kits.blocking_kit import step_in_two
+from tests.kits.compare import assert_same
+from tests.kits.process_kit import kill_all, processes_with
 
 # Steps [1, 0]; then [0, 2], in which slot 1 says "x" and waits at the gate; then, if it lives to, [1, 1] and [0, 1].
 SCRIPT = """
@@ -136,7 +136,7 @@ def interrupted(tmp_path):
                 finally:
                     script.kill()
             deadline = time.monotonic() + 1
-            while bearing(mark):
+            while processes_with(mark):
                 assert time.monotonic() < deadline, "something is left of it"
             return script.returncode, out, errors
         finally:

@@ -10,14 +10,14 @@ import contextlib
 
 import numpy as np
 import pytest
-from conftest import run_on
 
 import aioenv
 from aioenv.process.launch import START_METHODS
 from aioenv.testing import faulty_envs
 from aioenv.testing.faulty_env import makes_sense
-from faults.grid import TABLE, Outcome
-from faults.play import CLOSE_S, GRACE_S, LATE_S, check_gone, within
+from tests.faults.grid import TABLE, Outcome
+from tests.faults.play import CLOSE_S, GRACE_S, LATE_S, check_gone, within
+from tests.kits.loop_kit import run_on
 
 FAULTS = [fault for fault in TABLE if makes_sense(fault, "render")]
 ACTIONS = np.zeros(5, np.int64)

@@ -2,7 +2,7 @@
 
 A fault is the vector env's, so it touches all of its slots: in this process all there are, over workers those of one.
 What ends or hangs a process is about processes, whatever they hold (`test_grid.py`); a thread can only be left to
-itself (`tests/test_native_life.py`).
+itself (`tests/native/test_native_lifetime.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import aioenv
 from aioenv.native.tasks.locomotion_2d import Hopper
 from aioenv.testing.faulty_env import HUGE_BYTES, makes_sense, strike
-from faults.grid import NO_ERROR, SLOT, TABLE
+from tests.faults.grid import NO_ERROR, SLOT, TABLE
 
 pytestmark = pytest.mark.asyncio
 

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
+from tests.kits.process_kit import kill_all, processes_with
 
 # Says "x" on the fifo when it is as it shall be: each worker once it loops or hangs, else the parent after a step.
 PARENT = """
@@ -79,16 +79,6 @@ SAMPLE = [
 ]
 
 
-def bearing(mark: str) -> set[int]:
-    """The processes that have this among their environment variables, zombies aside."""
-    found = set()
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or is none of our business
-            if mark.encode() in environ.read_bytes():
-                found.add(int(environ.parent.name))
-    return found
-
-
 def sleeps(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "S"
 
@@ -121,7 +111,7 @@ def killed_parent(tmp_path):
             stack.callback(os.close, parent_fd)
             said, processes = CASES[what]
             wait_for(said, fifo, parent_fd)
-            started = bearing(mark) - {parent.pid}
+            started = processes_with(mark) - {parent.pid}
             assert len(started) == processes
             while what == "gil" and not all(map(sleeps, started)):
                 pass  # from "x" on, sleeping is all that it does
@@ -136,15 +126,9 @@ def killed_parent(tmp_path):
                     del left[fd]
             assert not left, f"still there: {[Path(f'/proc/{pid}/cmdline').read_text() for pid in left.values()]}"
             parent.wait()
-            assert not bearing(mark), "started after it was killed"
+            assert not processes_with(mark), "started after it was killed"
 
         yield kill_and_watch
-
-
-def kill_all(mark: str) -> None:
-    for pid in bearing(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("start", "channel", "what"), SAMPLE)

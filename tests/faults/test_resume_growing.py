@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import aioenv
-from tests.faults.test_resume import POLICY, compare, step_and_kill
+from tests.faults.resume_kit import POLICY, compare, step_and_kill
 
 pytestmark = pytest.mark.asyncio
 

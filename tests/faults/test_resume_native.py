@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 import aioenv
 from aioenv.native.tasks.locomotion_2d import HalfCheetah
-from tests.faults.test_resume import POLICY, kill, same, step_and_kill
-from tests.native_kit import Walk
+from tests.faults.resume_kit import POLICY, kill, same, step_and_kill
+from tests.kits.native_kit import Walk
 
 pytestmark = pytest.mark.asyncio
 

@@ -17,8 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv.errors import WireError
-from aioenv.ipc.messages import dump
-from aioenv.ipc.partial_unpickling import find_unreadable, load_partially
+from aioenv.ipc.messages import dump, find_unreadable, load_partially
 
 
 class Refuses:

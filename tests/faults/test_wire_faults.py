@@ -14,13 +14,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from test_wire import raw_header
-from wire_kit import Sent, decode_until_error, encode_all, no_more_memory_than, plain, readers
 
 import aioenv
 from aioenv.ipc.decoder import LAZY_BYTES, Decoder
 from aioenv.ipc.frames import HEADER_BYTES, MAGIC, MAX_FIXED_BYTES, MAX_PAYLOAD_BYTES, VERSION, Kind
-from faults.fuzz import Fuzzer
+from tests.faults.fuzz import Fuzzer
+from tests.kits.wire_kit import Sent, decode_until_error, encode_all, no_more_memory_than, plain, raw_header, readers
 
 # What the fuzzer itself keeps, and what a case of a few hundred bytes may take.
 FUZZ_BYTES = 4 << 20

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from gymnasium.vector import AutoresetMode
-from mujoco_kit import OTHER_ARGUMENTS, compare
+
+from tests.kits.mujoco_kit import OTHER_ARGUMENTS, compare
 
 GRID = [(name, arguments) for name, others in OTHER_ARGUMENTS.items() for arguments in ({}, *others)]
 

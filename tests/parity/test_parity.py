@@ -13,14 +13,14 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import LOOPS, run_on
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from zoo import SPACES, Sampler
 
 import aioenv
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
-from parity.compare import assert_same
+from tests.kits.compare import assert_same
+from tests.kits.loop_kit import LOOPS, run_on
+from tests.kits.zoo import SPACES, Sampler
 
 STEPS = 300
 FEW_STEPS = 120  # of a sample, where it makes no difference: the classic envs are truncated after up to 200

@@ -1,0 +1,51 @@
+"""What the tests of the pages share: a page, its snippets, and whether what it names exists."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import aioenv
+
+ROOT = Path(__file__).parents[2]
+
+
+def page(name: str) -> str:
+    """The text of a page, by its path from the root of the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def snippets(text: str) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", text, re.S)
+
+
+async def cell(code: str, names: dict) -> None:
+    """Run a snippet as a notebook runs a cell."""
+    outcome = eval(compile(code, "a snippet", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    if inspect.isawaitable(outcome):
+        await outcome
+
+
+def check_names(text: str, *, but: frozenset[str] | set[str] = frozenset()) -> set[str]:
+    """Fail if a text names something of `aioenv`, or of `envs`, that is not there; the names of `aioenv` in it."""
+    named = set(re.findall(r"\baioenv(?:\.[A-Za-z_]\w*)+", text)) - but
+    for name in sorted(named):
+        parts = name.split(".")
+        if "sb3" in parts:  # it takes seconds to import
+            assert importlib.util.find_spec("aioenv.adapters.sb3") is not None
+            continue
+        with contextlib.suppress(ImportError):
+            for end in range(2, len(parts) + 1):
+                importlib.import_module(".".join(parts[:end]))
+        value = aioenv
+        for part in parts[1:]:
+            value = getattr(value, part)
+    for name in set(re.findall(r"(?<!-)\benvs\.(\w+)", text)) - {"num_envs"}:
+        assert hasattr(aioenv.AsyncVectorEnv, name) or hasattr(aioenv.envs, name), name
+    return named

@@ -1,0 +1,54 @@
+"""Code in a process of its own: it may fork or end as it likes, and what it leaves is not left by the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def environment() -> dict[str, str]:
+    """For a script of its own: it finds the package as this process does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def run_alone(
+    code: str,
+    *args: str,
+    stdin: str | bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    returncode: int = 0,
+    timeout_s: float = 60.0,
+) -> subprocess.CompletedProcess:
+    """Run code, indented as it may be, as a script; it must end with this code. Bytes in, bytes out."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *args],
+        input=stdin,
+        capture_output=True,
+        text=not isinstance(stdin, bytes),
+        timeout=timeout_s,
+        env=environment() if env is None else env,
+    )
+    assert done.returncode == returncode, done.stderr
+    return done
+
+
+def processes_with(mark: str) -> set[int]:
+    """The processes that have this among their environment variables, zombies aside."""
+    found = set()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is none of our business
+            if mark.encode() in environ.read_bytes():
+                found.add(int(environ.parent.name))
+    return found
+
+
+def kill_all(mark: str) -> None:
+    for pid in processes_with(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
