@@ -1,4 +1,4 @@
-"""What every test gets: nothing may be left behind, and a choice of event loops."""
+"""Fixtures of all tests: nothing may be left behind; and the ways to start workers."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def way(request, monkeypatch):
 
 
 @pytest.fixture
-def no_bell(monkeypatch):
-    """The loop looks at the channels of all workers, however many CPUs there are."""
+def no_wakeup_coalescing(monkeypatch):
+    """Have the loop read the channels of all workers, however many CPUs there are."""
     monkeypatch.setattr(dispatcher, "usable_cpus", lambda: 1)
 
 
 @pytest.fixture
 def a_worker_within(monkeypatch):
-    """Whatever runs as a worker in this process is not alone in it: nothing is settled or frozen."""
+    """Have a worker in this process treat the process as shared: it changes no setting and freezes no object."""
     monkeypatch.setattr(worker_context, "_context", worker_context._WorkerContext())
     worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
 
@@ -141,7 +141,7 @@ def nothing_left_behind(request, fork_server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def fifo(tmp_path):
-    """The path of one, at which an env waits for as long as nobody opens its other end."""
+    """The path of a fifo, at which an env waits until a test opens its other end."""
     path = str(tmp_path / "fifo")
     os.mkfifo(path)
     return path
@@ -161,7 +161,7 @@ def gate(tmp_path):
 
 @pytest.fixture
 def keep():
-    """Closes at the end what it was given: shared statistics, say."""
+    """A function that notes objects, such as shared statistics, to close them at the end."""
     kept = []
 
     def keep(stats):

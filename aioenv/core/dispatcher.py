@@ -147,7 +147,12 @@ class Dispatcher:
     # ------------------------------------------------------------ making requests
 
     def make_request(
-        self, shares: Sequence[tuple[WorkerSlots, Slots]], shared_batch: int, *, reused: bool
+        self,
+        shares: Sequence[tuple[WorkerSlots, Slots]],
+        shared_batch: int,
+        *,
+        reused: bool,
+        waiting: bool = True,
     ) -> BatchRequest:
         """Make a request to some workers about some of their slots.
 
@@ -155,7 +160,9 @@ class Dispatcher:
             shares: the workers, and the slots of each.
             shared_batch: the number of the shared batch that its results are written into.
             reused: whether it is used again and again, so that it may refer to itself. Otherwise it is ready to be
-                sent, and its worker requests go to `recv` one by one.
+                sent, and is freed as soon as nothing uses it.
+            waiting: whether a caller awaits all of it; else its worker requests go to `recv` one by one.
+                (For one that is used once.)
         """
         batch = self._make_batch(sum(len(slots) for _, slots in shares), shared_batch)
         parts: list[WorkerRequest] = []
@@ -163,7 +170,7 @@ class Dispatcher:
             parts.append(WorkerRequest(member, slots, parts[-1].stop if parts else 0, batch))
         request = BatchRequest(batch, parts, self._loop)
         if not reused:
-            request.reset(stepped=True, waiting=False)
+            request.reset(stepped=True, waiting=waiting)
             return request
         for part in request.parts:
             part.on_reply = partial(self._on_reply, request, part)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +94,9 @@ class WorkerGroup:
     def _prepare_fast_path(self) -> None:
         """Compute the payloads and cuts of a step whose actions are arrays in frames: they are the same each time."""
         sizes = [leaf.dtype.itemsize * prod(leaf.shape) for leaf in self._scheduler.actions.leaves]
-        self._payloads = [step_payload(rows, ()) for rows in self._rows]
-        stop = 0
-        for _, mine in self._shares:
-            start, stop = stop, stop + len(mine)
-            self._cuts.append([slice(start * size, stop * size) for size in sizes])
+        stops = np.cumsum([len(mine) for _, mine in self._shares]).tolist()
+        self._cuts = [[slice(start * size, stop * size) for size in sizes] for start, stop in pairwise([0, *stops])]
+        self._payloads = [step_payload(rows, ()) for rows in self._rows]  # last: Ctrl-C may come before
 
     # ------------------------------------------------------------ requests
 
@@ -206,12 +205,14 @@ class WorkerGroup:
     def _submit(self, sent: Iterable[SentRequest], *, stepped: bool, waiting: bool = True) -> BatchRequest:
         """Send a request to each worker of the group; return the (last) batch request that they belong to."""
         scheduler = self._scheduler
-        if waiting:
+        if waiting and (stepped or self._whole):
             requests = [self._acquire()]
         else:
-            # with images one for each worker: the images of a request are shown when all are drawn
-            apart = [[share] for share in self._shares] if scheduler.images is not None else [self._shares]
-            requests = [scheduler.dispatcher.make_request(shares, COPIED, reused=False) for shares in apart]
+            # for `recv` one for each worker if there are images: those of a request are shown when all are drawn
+            apart = scheduler.images is not None and not waiting
+            parts_of = [[share] for share in self._shares] if apart else [self._shares]
+            make = scheduler.dispatcher.make_request
+            requests = [make(shares, COPIED, reused=False, waiting=waiting) for shares in parts_of]
         parts = [(request, part) for request in requests for part in request.parts]
         try:
             for request in requests:

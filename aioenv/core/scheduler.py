@@ -487,7 +487,7 @@ class RequestScheduler:
         if not shares:
             return None
         request = self.dispatcher.make_request(shares, COPIED, reused=False)
-        request.stepped, request.waiting = False, True
+        request.stepped = False
         for part in request.parts:
             rows = (part.slots - part.member.start).tolist()
             payload = reset_payload(part.member, [], [], None, whole=True, shown=rows)

@@ -302,8 +302,8 @@ class InProcessBackend:
             if isinstance(exc.__cause__, PixelsRefused):
                 raise ValueError(str(exc.__cause__)) from None
             raise
-        self._describe(self._env.env)
         try:
+            self._describe(self._env.env)
             if self._pixels is not None:
                 await self._start_pixel_renderer(self._pixels)
             if self._render is not None:

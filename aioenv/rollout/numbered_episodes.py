@@ -218,6 +218,7 @@ class _EpisodesRun:
     def end(self) -> None:
         """Resume the slots that were paused here; no further episode is run."""
         self._ended = True
+        self._stepper.close()
         own = [slot for slot in self._paused if slot not in self._backend.table.exhausted]
         self._backend.table.resume(np.array(own, np.int64))
 
@@ -423,8 +424,15 @@ class _EpisodeStepper:
     def _group(self, slots: list[int], *, stepped: bool) -> SlotGroup:
         group = self._groups.get(stepped)
         if group is None or group.slots.tolist() != slots:
+            if group is not None:
+                group.close()
             group = self._groups[stepped] = self._backend.group(np.array(slots))
         return group
+
+    def close(self) -> None:
+        """Release the memory of results."""
+        for group in self._groups.values():
+            group.close()
 
     def _stepped(self, slots: npt.NDArray[np.int64], outcome: StepOutcome) -> _SteppedSlots:
         merged: list[dict[str, Any]] = []

@@ -97,14 +97,18 @@ class SingleSlot:
         return self._backend.group(numbers)
 
     async def _result(self, group: SlotGroup, as_result: Callable[[SlotStep], Result]) -> Result:
-        outcome = await group.recv()
+        try:
+            outcome = await group.recv()
+        finally:
+            group.close()
         (obs,) = self._backend.observations.rows(outcome.obs, outcome.objects)
         info = row_info(self._backend.rollout_backend().merge(outcome.infos), int(group.slots[0]))
         flags = bool(outcome.terminated[0]), bool(outcome.truncated[0])
         result = as_result(SlotStep(obs, float(outcome.reward[0]), *flags, info))
         if outcome.error is not None:
             if outcome.error.partial is None:
-                outcome.error.partial = result
+                for error in (outcome.error, *outcome.error.errors):
+                    error.partial = result
             raise outcome.error
         return result
 

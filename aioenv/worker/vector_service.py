@@ -196,10 +196,10 @@ class VectorService(SlotService):
         obs, info = reset(_seed(rows, request.seeds, self._n, request.listed_seeds), mask, request.options)
         self._end_recovery_if_done()
         self._ended[list(rows)] = False
-        if request.reply_rows is not None:
-            return self._reply(obs, [], [(info, rows)], request.reply_rows, mask)
-        shown = every if request.reply_all_rows else rows
-        return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed or lost is not None else None)
+        if request.reply_all_rows and request.reply_rows is None:
+            return self._reply(obs, [], [(info, every)], every, mask if self._resumed or lost is not None else None)
+        shown = rows if request.reply_rows is None else request.reply_rows
+        return self._reply(obs, [], [(info, rows)], shown, mask)
 
     def _end_recovery_if_done(self) -> None:
         if self._lost is not None and self._lost.done:

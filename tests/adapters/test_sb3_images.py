@@ -1,4 +1,4 @@
-"""Images and videos of `aioenv.adapters.sb3`, whoever draws them."""
+"""Images and videos of `aioenv.adapters.sb3`, for every way to draw."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_ctrl_c_while_modules_are_imported(monkeypatch, capfd):
     assert capfd.readouterr().err.strip() == "interrupted"
 
 
-def test_nobody_reads_the_output_any_more():
+def test_the_output_is_no_longer_read():
     read, write = os.pipe()
     os.close(read)
     try:

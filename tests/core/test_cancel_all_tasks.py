@@ -1,4 +1,4 @@
-"""Somebody cancels all tasks of the loop, as `asyncio.run` does at its end: ours are not among them.
+"""A program cancels all tasks of the loop, as `asyncio.run` does at its end: ours are not among them.
 
 A hang is what these would show: pytest's timeout ends it.
 """
@@ -79,7 +79,7 @@ def test_the_main_coroutine_returns_while_another_steps(start, loop, tmp_path):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("start", START_METHODS)
 @pytest.mark.parametrize("channel", ["scatter", "streams"])
-async def test_who_is_cancelled_may_step_on_and_so_may_who_cancels(start, channel):
+async def test_the_cancelled_task_and_the_cancelling_one_may_step_on(start, channel):
     cleaned = asyncio.Event()
 
     async def work(envs):
@@ -174,7 +174,7 @@ async def test_a_pool_draws_on():
 
 
 @pytest.mark.asyncio
-async def test_nobody_sees_our_tasks():
+async def test_our_tasks_are_invisible():
     async with aioenv.make_vec("HalfCheetah-v5", 2, num_workers=2, render=SMALL) as envs:
         await envs.reset(seed=3)
         await envs.render()

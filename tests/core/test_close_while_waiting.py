@@ -1,4 +1,4 @@
-"""`close()` while another task waits: that one gets a ClosedError, whatever it was."""
+"""`close()` while another task waits: that task gets a ClosedError, whatever it waits for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Waiter(gym.Env):
         self._gate = fifo
 
     def wait(self):
-        with open(self._gate, encoding="ascii") as fifo:  # a fifo, whose other end nobody opens
+        with open(self._gate, encoding="ascii") as fifo:  # a fifo, whose other end is never opened
             fifo.read()
 
     def reset(self, *, seed=None, options=None):

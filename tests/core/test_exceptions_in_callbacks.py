@@ -1,4 +1,4 @@
-"""Whatever is raised where nobody awaits, in a callback or on a thread, comes to whoever waits for its outcome."""
+"""An exception in a callback or on a thread reaches the awaiter of the operation."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def fail_to_reduce(values):
 
 
 @everywhere
-async def test_an_event_that_can_not_be_reduced_is_told_to_who_asks_for_it(where):
+async def test_an_event_that_can_not_be_reduced_is_told_to_its_reader(where):
     stats = aioenv.EpisodeStats([aioenv.EpisodeEvent("parts", episode=fail_to_reduce)])
     async with aioenv.NativeVectorEnv(Ragged, 3, episode_stats=stats, **where) as envs:
         await envs.reset()
@@ -128,7 +128,7 @@ async def test_an_event_that_can_not_be_reduced_is_told_to_who_asks_for_it(where
 
 
 class Broken(aioenv.EpisodeStats):
-    """Somebody's own statistics, with a mistake in them."""
+    """A user's own statistics, with a mistake in them."""
 
     def step(self, *args, **kwargs):
         raise LookupError("a mistake")

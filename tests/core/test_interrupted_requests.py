@@ -1,4 +1,4 @@
-"""Ctrl-C in the midst of sending or taking in: the program goes on with the same loop, and nothing is mixed up."""
+"""Ctrl-C while requests are sent or replies are read: the loop goes on, and replies stay matched."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ class Interrupts:
 
     def __init__(self, monkeypatch):
         self.left = None
-        submit, express = Dispatcher.submit, speedups.send_steps
+        submit, send_steps = Dispatcher.submit, speedups.send_steps
 
-        def by_python(here, exchange, part, sent):
+        def by_python(here, batch_request, part, sent):
             self.sent(0)
-            submit(here, exchange, part, sent)
+            submit(here, batch_request, part, sent)
             self.sent(1)
 
-        def by_c(parts, views, cuts, tails):
+        def by_c(parts, views, cuts, payloads):
             most = len(parts) if self.left is None else self.left
-            done = express(parts[:most], views, cuts[:most], tails[:most])
+            done = send_steps(parts[:most], views, cuts[:most], payloads[:most])
             self.sent(done)
             return done
 
         monkeypatch.setattr(Dispatcher, "submit", by_python)
-        if express is not None:
+        if send_steps is not None:
             monkeypatch.setattr(dispatcher.speedups, "send_steps", by_c)
 
     def sent(self, count):
@@ -196,12 +196,12 @@ def test_ctrl_c_while_a_reply_is_read_ends_its_worker(loop, monkeypatch):
     envs = loop.run_until_complete(started())
     read, interrupts = Dispatcher._on_reply, 1
 
-    def interrupted(here, exchange, part, outcome):
+    def interrupted(here, batch_request, part, outcome):
         nonlocal interrupts
         if interrupts and part.slots[0] == 2:
             interrupts -= 1
             raise KeyboardInterrupt
-        read(here, exchange, part, outcome)
+        read(here, batch_request, part, outcome)
 
     async def fresh():
         monkeypatch.setattr(Dispatcher, "_on_reply", interrupted)

@@ -1,4 +1,4 @@
-"""Who waited for whom: the clock by itself, and in a vector env."""
+"""Times that a vector env and its caller waited for each other: the clock by itself, and in a vector env."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seconds(stats: Stats) -> tuple[float, float, float]:
 def test_waits_that_overlap_count_once(time):
     clock = Clock()
     assert clock.stats(1, 0) == (0, 0, 0, 0, 1) and clock.stats(1, 0).bound == "idle"
-    time.now += 50  # before the first request: nobody waits
+    time.now += 50  # before the first request: no wait
     first = clock.envs.begin()
     time.now += 1
     second = clock.envs.begin()
@@ -54,7 +54,7 @@ def test_waits_that_overlap_count_once(time):
     assert seconds(clock.stats(1, 0)) == (7, 0, 8)
 
 
-def test_a_wait_for_images_counts_while_nobody_waits_for_envs(time):
+def test_a_wait_for_images_counts_while_no_env_is_awaited(time):
     clock = Clock()
     images = clock.images.begin()
     time.now += 1
@@ -178,7 +178,7 @@ async def test_a_vector_env_tells_what_it_waited_for(time, gate):
         assert seconds(envs.stats()) == (0, 0, 10) and envs.stats().env_steps == 20
 
 
-class Painter(Counter):
+class SlowDrawer(Counter):
     """Draws when it is let."""
 
     def render(self):
@@ -190,7 +190,7 @@ class Painter(Counter):
 @pytest.mark.asyncio
 async def test_a_vector_env_waits_for_images(time, gate):
     path, open_gate = gate
-    async with aioenv.AsyncVectorEnv([lambda: Painter(gate=path)]) as envs:
+    async with aioenv.AsyncVectorEnv([lambda: SlowDrawer(gate=path)]) as envs:
         await envs.reset()
         time.now += 1
         drawing = asyncio.ensure_future(envs.render())

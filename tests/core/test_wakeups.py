@@ -1,4 +1,4 @@
-"""Who wakes the loop for a step: the worker that is last; what the others have replied is never overlooked."""
+"""The last worker's reply wakes the loop for a step, and no reply of the others is overlooked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gymnasium import spaces
 import aioenv
 from aioenv import EnvError, StepTimeout, WorkerDied, speedups
 from aioenv.core import dispatcher
-from aioenv.core import wakeups as bells
+from aioenv.core import wakeups as wakeups
 from aioenv.core.wakeups import WakeupCoalescer
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason="there was no C compiler")
@@ -67,19 +67,19 @@ def make(gates, **settings):
 
 
 async def stepped(envs, last: int):
-    """Steps at whose end the worker of the other slot rests, since that of this one is thought to be last."""
-    bell = envs._backend.dispatcher._wakeups
-    bell.wake()
-    while not bell._disabled:  # again if the other one was last
-        bell._last, bell._times = bell._channels[last], bells._TIMES
+    """Step until the reader of the other slot's worker is disabled: this slot's worker is thought to reply last."""
+    coalescer = envs._backend.dispatcher._wakeups
+    coalescer.wake()
+    while not coalescer._disabled:  # again if the other one was last
+        coalescer._last, coalescer._times = coalescer._channels[last], wakeups._TIMES
         await envs.step([GO, GO])
-    assert [channel._reader_enabled for channel in bell._channels] == [slot == last for slot in range(2)]
-    return bell
+    assert [channel._reader_enabled for channel in coalescer._channels] == [slot == last for slot in range(2)]
+    return coalescer
 
 
 @contextlib.asynccontextmanager
-async def resting(gates, last=1):
-    """Envs of which the worker of the slot that is not `last` rests; and their bell."""
+async def reader_disabled(gates, last=1):
+    """Envs of which only the worker of the slot `last` is read; and their coalescer."""
     async with make(gates) as envs:
         await envs.reset()
         yield envs, await stepped(envs, last)
@@ -92,7 +92,7 @@ async def begun(envs, actions):
     return step
 
 
-async def kill_resting(envs):
+async def kill_with_reader_disabled(envs):
     """Kill the worker of slot 0, and wait until that is known."""
     victim = envs._backend.worker_pool.members[0].worker
     died, told = asyncio.Event(), victim.on_death
@@ -102,47 +102,47 @@ async def kill_resting(envs):
 
 
 async def replied(channel):
-    """Wait until there is a reply in the socket of a channel that the loop does not look at."""
+    """Wait until there is a reply in the socket of a channel that the loop does not read."""
     poll = select.poll()
     poll.register(channel.fd, select.POLLIN)
     assert await asyncio.to_thread(poll.poll, 10_000)
 
 
 async def open_gate(path: str) -> None:
-    """Let who waits there go on; returns once somebody does."""
+    """Let the env that waits there go on; return once there is one."""
     await asyncio.to_thread(lambda: open(path, "w", encoding="ascii").close())
 
 
 @compiled
 @pytest.mark.asyncio
 async def test_a_step_ends_when_the_last_worker_has_replied(gates):
-    async with resting(gates) as (envs, bell):
+    async with reader_disabled(gates) as (envs, coalescer):
         step = await begun(envs, [GO, WAIT])
-        await replied(bell._channels[0])
-        assert not bell._requests[0].parts[0].arrived, "the loop does not look there"
+        await replied(coalescer._channels[0])
+        assert not coalescer._requests[0].parts[0].arrived, "the loop does not read it"
         await open_gate(gates[1])
         obs, reward, *_ = await step
         assert reward.tolist() == [1, 1] and obs[0] == obs[1]
-        assert not bell._channels[0]._reader_enabled, "nor from now on"
+        assert not coalescer._channels[0]._reader_enabled, "nor from now on"
 
 
 @compiled
 @pytest.mark.asyncio
-async def test_who_is_late_though_he_rests_is_waited_for(gates):
-    async with resting(gates) as (envs, bell):
+async def test_a_late_worker_whose_reader_is_disabled_is_waited_for(gates):
+    async with reader_disabled(gates) as (envs, coalescer):
         step = asyncio.create_task(envs.step([WAIT, GO]))
         await open_gate(gates[0])
         _, reward, *_ = await step
         assert reward.tolist() == [1, 1]
-        assert bell._channels[1]._reader_enabled
+        assert coalescer._channels[1]._reader_enabled
 
 
 @compiled
 @pytest.mark.asyncio
-async def test_the_death_of_a_worker_that_rests_is_heard(gates):
-    async with resting(gates) as (envs, _):
+async def test_the_death_of_a_worker_whose_reader_is_disabled_is_noticed(gates):
+    async with reader_disabled(gates) as (envs, _):
         step = await begun(envs, [WAIT, WAIT])
-        await kill_resting(envs)
+        await kill_with_reader_disabled(envs)
         assert not step.done()
         await open_gate(gates[1])
         with pytest.raises(WorkerDied) as caught:
@@ -152,11 +152,11 @@ async def test_the_death_of_a_worker_that_rests_is_heard(gates):
 
 @compiled
 @pytest.mark.asyncio
-async def test_a_worker_that_rests_and_has_replied_may_die(gates):
-    async with resting(gates) as (envs, bell):
+async def test_a_worker_whose_reader_is_disabled_may_die_after_its_reply(gates):
+    async with reader_disabled(gates) as (envs, coalescer):
         step = await begun(envs, [GO, WAIT])
-        await replied(bell._channels[0])
-        await kill_resting(envs)
+        await replied(coalescer._channels[0])
+        await kill_with_reader_disabled(envs)
         await open_gate(gates[1])
         assert (await step).reward.tolist() == [1, 1]
         with pytest.raises(WorkerDied):
@@ -165,10 +165,10 @@ async def test_a_worker_that_rests_and_has_replied_may_die(gates):
 
 @compiled
 @pytest.mark.asyncio
-async def test_the_end_of_the_worker_that_is_listened_to_is_heard_though_its_stream_has_not_ended(gates):
-    async with resting(gates) as (envs, bell):
+async def test_the_end_of_the_worker_that_is_read_is_noticed_though_its_stream_has_not_ended(gates):
+    async with reader_disabled(gates) as (envs, coalescer):
         step = await begun(envs, [GO, FORK])
-        await replied(bell._channels[0])
+        await replied(coalescer._channels[0])
         gate = await asyncio.to_thread(open, gates[1], "w", encoding="ascii")  # it has forked and waits
         os.kill(envs.workers[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerDied) as caught:
@@ -179,8 +179,8 @@ async def test_the_end_of_the_worker_that_is_listened_to_is_heard_though_its_str
 
 @compiled
 @pytest.mark.asyncio
-async def test_the_death_of_the_worker_that_is_listened_to_is_heard(gates):
-    async with resting(gates) as (envs, _):
+async def test_the_death_of_the_worker_that_is_read_is_noticed(gates):
+    async with reader_disabled(gates) as (envs, _):
         step = await begun(envs, [GO, WAIT])
         os.kill(envs.workers[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerDied) as caught:
@@ -190,10 +190,10 @@ async def test_the_death_of_the_worker_that_is_listened_to_is_heard(gates):
 
 @compiled
 @pytest.mark.asyncio
-async def test_what_a_resting_worker_has_replied_to_a_cancelled_step_recv_takes(gates):
-    async with resting(gates) as (envs, bell):
+async def test_recv_takes_an_unread_reply_to_a_cancelled_step(gates):
+    async with reader_disabled(gates) as (envs, coalescer):
         step = await begun(envs, [GO, WAIT])
-        await replied(bell._channels[0])
+        await replied(coalescer._channels[0])
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
             await step
@@ -205,8 +205,8 @@ async def test_what_a_resting_worker_has_replied_to_a_cancelled_step_recv_takes(
 
 @compiled
 @pytest.mark.asyncio
-async def test_a_resting_worker_that_has_replied_is_not_called_late(gates):
-    async with resting(gates) as (envs, _):
+async def test_a_worker_with_an_unread_reply_is_not_called_late(gates):
+    async with reader_disabled(gates) as (envs, _):
         with pytest.raises(StepTimeout) as caught:
             await envs.step([GO, WAIT], timeout_s=0.5)
         assert caught.value.slots == (1,) and caught.value.partial.reward.tolist() == [1, 0]
@@ -216,8 +216,8 @@ async def test_a_resting_worker_that_has_replied_is_not_called_late(gates):
 
 @compiled
 @pytest.mark.asyncio
-async def test_a_resting_worker_answers_calls(gates):
-    async with resting(gates) as (envs, _):
+async def test_a_worker_whose_reader_is_disabled_answers_calls(gates):
+    async with reader_disabled(gates) as (envs, _):
         assert (await asyncio.wait_for(envs.call_at(0, "get_wrapper_attr", "gate"), 10)) == gates[0]
         assert list(await asyncio.wait_for(envs.get_attr("gate"), 10)) == gates
         await stepped(envs, last=0)
@@ -229,7 +229,7 @@ async def test_a_resting_worker_answers_calls(gates):
 @compiled
 @pytest.mark.asyncio
 @pytest.mark.parametrize("last", [0, 1])
-async def test_what_a_reply_tells_beyond_arrays_is_told_of_either(gates, last):
+async def test_infos_and_errors_of_either_worker_are_told(gates, last):
     async with make(gates) as envs:
         await envs.reset()
         for teller in range(2):
@@ -246,19 +246,19 @@ async def test_what_a_reply_tells_beyond_arrays_is_told_of_either(gates, last):
 @compiled
 @pytest.mark.asyncio
 @pytest.mark.parametrize("late", [0, 1])
-async def test_workers_rest_while_groups_of_a_rollout_step(gates, late):
-    rested, gate = [], None
+async def test_readers_are_disabled_while_groups_of_a_rollout_step(gates, late):
+    disabled, gate = [], None
     async with make([gates[0], gates[0], gates[1], gates[1]]) as envs:
         await envs.reset()
-        bell = envs._backend.dispatcher._wakeups
+        coalescer = envs._backend.dispatcher._wakeups
 
         def policy(obs, slots):
             nonlocal gate
-            rested.append(bool(bell._disabled))
-            if not rested[-1]:
-                bell._last, bell._times = bell._channels[1], bells._TIMES
+            disabled.append(bool(coalescer._disabled))
+            if not disabled[-1]:
+                coalescer._last, coalescer._times = coalescer._channels[1], wakeups._TIMES
             actions = np.full(len(obs), GO)
-            if gate is None and len(rested) > 10 and rested[-1]:  # one of this group waits, nobody of the other
+            if gate is None and len(disabled) > 10 and disabled[-1]:  # one of this group waits, none of the other
                 actions[late] = WAIT
                 gate = asyncio.create_task(open_gate(gates[late]))
             return actions
@@ -273,24 +273,27 @@ async def test_workers_rest_while_groups_of_a_rollout_step(gates, late):
 
 @compiled
 @pytest.mark.asyncio
-async def test_what_a_resting_worker_has_replied_to_a_cancelled_rollout_is_not_lost(gates):
+async def test_an_unread_reply_to_a_cancelled_rollout_is_not_lost(gates):
     async with make([gates[0], gates[0], gates[1], gates[1]]) as envs:
         await envs.reset()
-        bell, asked, waits = envs._backend.dispatcher._wakeups, 0, asyncio.Event()
+        coalescer, asked, waits = envs._backend.dispatcher._wakeups, 0, asyncio.Event()
 
         def policy(obs):
             nonlocal asked
             asked += 1
             if asked == 20:
-                bell.wake()
-                bell._last, bell._times = bell._channels[1], bells._TIMES  # from this step on worker 0 rests
+                coalescer.wake()
+                coalescer._last, coalescer._times = (
+                    coalescer._channels[1],
+                    wakeups._TIMES,
+                )  # from this step on worker 0 is not read
                 waits.set()
             return np.array([GO, WAIT if asked == 19 else GO])
 
         rollout = asyncio.create_task(envs.rollout(policy, 30, groups=2))
         await asyncio.wait_for(waits.wait(), 60)
-        await replied(bell._channels[0])
-        assert bell._disabled
+        await replied(coalescer._channels[0])
+        assert coalescer._disabled
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rollout
@@ -302,19 +305,21 @@ async def test_what_a_resting_worker_has_replied_to_a_cancelled_rollout_is_not_l
 
 @compiled
 @pytest.mark.asyncio
-async def test_a_resting_worker_is_closed_as_any(gates):
+async def test_a_worker_whose_reader_is_disabled_is_closed_like_any_other(gates):
     envs = await make(gates)
     await envs.reset()
-    bell = await stepped(envs, last=1)
+    coalescer = await stepped(envs, last=1)
     await asyncio.wait_for(envs.close(), 10)
-    assert all(channel.fd == -1 and not channel._reader_enabled for channel in bell._channels)
+    assert all(channel.fd == -1 and not channel._reader_enabled for channel in coalescer._channels)
 
 
 @compiled
 @pytest.mark.asyncio
 @pytest.mark.parametrize("cpus", [1, 2, 3])
 @pytest.mark.parametrize("more", [{}, {"episode_stats": True}, {"restart": aioenv.RestartPolicy()}])
-async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates, monkeypatch, cpus, more):
+async def test_readers_are_disabled_only_where_each_worker_has_a_cpu_and_the_parent_none(
+    gates, monkeypatch, cpus, more
+):
     monkeypatch.setattr(dispatcher, "usable_cpus", lambda: cpus)
     async with make(gates, **more) as envs:
         assert (envs._backend.dispatcher._wakeups is not None) == (cpus == 2)
@@ -322,7 +327,7 @@ async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates,
 
 @compiled
 @pytest.mark.asyncio
-async def test_where_there_is_more_to_a_step_nobody_rests(gates):
+async def test_the_streams_channel_disables_no_reader(gates):
     async with make(gates, channel="streams") as envs:
         assert envs._backend.dispatcher._wakeups is None
         await envs.reset()
@@ -333,7 +338,7 @@ async def test_where_there_is_more_to_a_step_nobody_rests(gates):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("killed", [0, 1])
 @pytest.mark.parametrize("when", ["between steps", "amid a step", "when the other one has replied"])
-async def test_who_comes_in_the_place_of_a_worker_rests_as_it_did(gates, killed, when):
+async def test_the_reader_of_a_restarted_worker_is_disabled_like_its_predecessors(gates, killed, when):
     async with make(gates, restart=aioenv.RestartPolicy()) as envs:
         await envs.reset()
         first = await stepped(envs, 1)
@@ -367,9 +372,9 @@ async def test_who_comes_in_the_place_of_a_worker_rests_as_it_did(gates, killed,
         assert (await step).reward.tolist() == [1, 1]
 
 
-async def arrived(bell, slot: int) -> None:
-    """Wait until the reply of a worker that the loop looks at is in."""
-    while not bell._requests[-1].parts[slot].arrived:
+async def arrived(coalescer, slot: int) -> None:
+    """Wait until the reply of a worker whose reader is enabled is in."""
+    while not coalescer._requests[-1].parts[slot].arrived:
         await asyncio.sleep(0)
 
 
@@ -377,52 +382,52 @@ async def arrived(bell, slot: int) -> None:
 
 
 class Channel:
-    """One that only notes whether it is listened to, and what was asked of it."""
+    """A channel that only notes whether its reader is enabled, and how often it was polled."""
 
     def __init__(self) -> None:
-        self.listening, self.polls = True, 0
+        self.reader_enabled, self.polls = True, 0
         self.on_read = None
         self.requests = SimpleNamespace(pending={})
         self.there = 0  # how many replies are in its socket
 
     def enable_reader(self) -> None:
-        self.listening = True
+        self.reader_enabled = True
 
     def disable_reader(self) -> None:
-        self.listening = False
+        self.reader_enabled = False
 
     def poll(self) -> None:
         """Take a reply, if there is one."""
         self.polls += 1
         if self.there:
             self.there -= 1
-            exchange, part = self.requests.pending.pop(next(iter(self.requests.pending)))
-            exchange.open -= 1
+            batch_request, part = self.requests.pending.pop(next(iter(self.requests.pending)))
+            batch_request.open -= 1
             part.arrived = True
         self.on_read(self)
 
 
 class Two:
-    """A bell and its two channels."""
+    """A coalescer and its two channels."""
 
     def __init__(self) -> None:
         self.channels = self.first, self.second = Channel(), Channel()
-        self.bell = WakeupCoalescer(self.channels)
+        self.coalescer = WakeupCoalescer(self.channels)
 
     def begin(self):
         """A step is sent to both."""
         parts = [SimpleNamespace(arrived=False) for _ in self.channels]
-        exchange = SimpleNamespace(open=2, parts=parts)
+        batch_request = SimpleNamespace(open=2, parts=parts)
         for channel, part in zip(self.channels, parts, strict=True):
-            channel.requests.pending[id(part)] = exchange, part
-        self.bell.begin(exchange)
-        return exchange
+            channel.requests.pending[id(part)] = batch_request, part
+        self.coalescer.begin(batch_request)
+        return batch_request
 
     def reply(self, *order: Channel) -> None:
-        """Replies come, in this order; the loop takes what it looks at."""
+        """Replies come, in this order; the loop reads the enabled ones."""
         for channel in order:
             channel.there += 1
-            if channel.listening:
+            if channel.reader_enabled:
                 channel.poll()
 
     def run(self, *order: Channel) -> None:
@@ -430,103 +435,103 @@ class Two:
         self.begin()
         self.reply(*order)
 
-    def rested(self) -> None:
-        """Until the first one rests."""
-        for _ in range(bells._TIMES + 2):
-            assert self.first.listening and self.second.listening
+    def disable_first(self) -> None:
+        """Step until the reader of the first channel is disabled."""
+        for _ in range(wakeups._TIMES + 2):
+            assert self.first.reader_enabled and self.second.reader_enabled
             self.run(self.first, self.second)
         self.begin()
-        assert not self.first.listening and self.second.listening
+        assert not self.first.reader_enabled and self.second.reader_enabled
         self.reply(self.first, self.second)
         self.first.polls = self.second.polls = 0
 
 
-def test_others_rest_once_the_same_worker_has_been_last_several_times():
+def test_the_other_readers_are_disabled_once_the_same_worker_has_been_last_several_times():
     two = Two()
-    two.rested()
+    two.disable_first()
     step = two.begin()
     two.reply(two.first)
     assert step.open == 2 and not two.first.polls
     two.reply(two.second)
-    assert step.open == 0 and two.first.polls == 1 and not two.first.listening
+    assert step.open == 0 and two.first.polls == 1 and not two.first.reader_enabled
 
 
-def test_nobody_rests_while_it_is_now_this_one_and_now_that():
+def test_no_reader_is_disabled_while_the_last_worker_changes():
     two = Two()
     for _ in range(20):
         two.run(two.first, two.second)
         two.run(two.second, two.first)
-    assert two.first.listening and two.second.listening
+    assert two.first.reader_enabled and two.second.reader_enabled
 
 
-def test_who_has_something_else_to_answer_does_not_rest():
+def test_the_reader_of_a_worker_that_owes_a_call_stays_enabled():
     two = Two()
     for _ in range(20):
         two.first.requests.pending["a call"] = SimpleNamespace(open=1), SimpleNamespace()
         step = two.begin()
-        assert two.first.listening
+        assert two.first.reader_enabled
         two.reply(two.first, two.first, two.second)
         assert not step.open
 
 
-def test_who_has_answered_another_groups_step_and_owes_something_else_does_not_rest():
+def test_the_reader_of_a_worker_that_owes_a_call_between_groups_stays_enabled():
     two = Two()
-    for _ in range(bells._TIMES + 1):
+    for _ in range(wakeups._TIMES + 1):
         two.run(two.first, two.second)
     one, another = two.begin(), two.begin()
-    two.bell.wake()
+    two.coalescer.wake()
     two.reply(two.first)
-    two.bell._last, two.bell._times = two.second, bells._TIMES
+    two.coalescer._last, two.coalescer._times = two.second, wakeups._TIMES
     two.first.requests.pending["a call"] = SimpleNamespace(open=1), SimpleNamespace()
     two.reply(two.second)
     third = two.begin()
-    assert two.first.listening
+    assert two.first.reader_enabled
     two.reply(two.first, two.first, two.first, two.second, two.second)
     assert not (one.open or another.open or third.open)
 
 
-def test_one_that_is_not_there_yet_is_listened_to_again():
+def test_the_reader_of_a_late_worker_is_enabled_again():
     two = Two()
-    two.rested()
+    two.disable_first()
     late = two.begin()
     two.reply(two.second)
-    assert two.first.listening and late.open == 1 and two.first.polls == 1
+    assert two.first.reader_enabled and late.open == 1 and two.first.polls == 1
     two.reply(two.first)
-    assert late.open == 0 and two.bell._last is two.first and two.bell._times == 0
+    assert late.open == 0 and two.coalescer._last is two.first and two.coalescer._times == 0
 
 
 def test_steps_of_groups_follow_each_other():
     two = Two()
-    two.rested()
+    two.disable_first()
     one = two.begin()
     another = two.begin()
-    assert not two.first.listening
+    assert not two.first.reader_enabled
     two.reply(two.first, two.first)
     two.reply(two.second)
     assert (one.open, another.open) == (0, 2) and two.first.polls == 1, "only what is wanted now"
     third = two.begin()
     two.reply(two.second)
-    assert (another.open, third.open) == (0, 2) and two.first.polls == 2 and not two.first.listening
+    assert (another.open, third.open) == (0, 2) and two.first.polls == 2 and not two.first.reader_enabled
     two.reply(two.second)
-    assert third.open == 1 and two.first.listening, "that one is late"
+    assert third.open == 1 and two.first.reader_enabled, "that one is late"
     two.reply(two.first)
     assert not third.open
 
 
-def test_groups_come_to_rest_while_others_are_under_way():
+def test_readers_are_disabled_while_other_groups_are_in_flight():
     two = Two()
     steps = [two.begin()]
-    for _ in range(bells._TIMES + 2):
+    for _ in range(wakeups._TIMES + 2):
         steps.append(two.begin())
         two.reply(two.first, two.second)
-    assert not two.first.listening
+    assert not two.first.reader_enabled
     two.reply(two.first, two.second)
     assert not any(step.open for step in steps)
 
 
 def test_a_step_that_ended_otherwise_does_not_hide_the_next_one():
     two = Two()
-    two.rested()
+    two.disable_first()
     lost, step = two.begin(), two.begin()
     lost.open = 0  # a worker that died, say
     for channel, part in zip(two.channels, lost.parts, strict=True):
@@ -541,7 +546,7 @@ def test_what_is_read_without_a_step_changes_nothing():
     for _ in range(20):
         two.second.poll()
     step = two.begin()
-    assert two.first.listening
-    two.bell.forget()
+    assert two.first.reader_enabled
+    two.coalescer.forget()
     two.reply(two.first, two.second)
     assert not step.open

@@ -1,4 +1,4 @@
-"""What the tests of alignment share: an env that remembers everything, its reference, and a task that is cancelled."""
+"""Kit of the alignment tests: an env that remembers everything, its reference, and a task that is cancelled."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import HEADER_BYTES, MAGIC, VERSION, Kind
-from tests.kits.wire_kit import Guesser, Owner, Sent, by_both, by_feed, by_fill, decode_until_error, encode_all
+from tests.kits.wire_kit import FrameFields, Guesser, Owner, by_both, by_feed, by_fill, decode_until_error, encode_all
 
 READERS = (by_feed, by_fill, by_both)
 SIZES = (1, 3, 7, 31, HEADER_BYTES, 33, 64, 100, 1 << 20)
@@ -27,12 +27,14 @@ def _bytes(rng: random.Random, longest: int) -> bytes:
     return rng.randbytes(rng.randrange(longest + 1))
 
 
-def stream(rng: random.Random) -> list[Sent]:
+def stream(rng: random.Random) -> list[FrameFields]:
     """A few frames; those that differ in nothing are the ones that could be taken for each other."""
     if rng.random() < 0.3:
-        return [Sent(Kind.STEP, rng.randrange(2), 0, [], rng.choice([b"", b"x"])) for _ in range(rng.randrange(1, 6))]
+        return [
+            FrameFields(Kind.STEP, rng.randrange(2), 0, [], rng.choice([b"", b"x"])) for _ in range(rng.randrange(1, 6))
+        ]
     return [
-        Sent(
+        FrameFields(
             rng.choice(list(Kind)),
             rng.choice([0, 1, 2**32 - 1, rng.randrange(2**32)]),
             rng.randrange(3),
@@ -74,10 +76,12 @@ def forge(rng: random.Random) -> bytes:
     for _ in range(rng.randrange(1, 4)):
         body = _bytes(rng, 100)
         honest = rng.randrange(len(body) + 1)
-        fixed, tail = (honest, len(body) - honest) if rng.random() < 0.5 else (rng.choice(LENGTHS), rng.choice(LENGTHS))
+        fixed, payload = (
+            (honest, len(body) - honest) if rng.random() < 0.5 else (rng.choice(LENGTHS), rng.choice(LENGTHS))
+        )
         kind = rng.choice([int(rng.choice(list(Kind))), rng.randrange(256)])
         crc = rng.choice([zlib.crc32(body), rng.randrange(2**32)])
-        head = struct.pack("<2sBBIIIII", MAGIC, VERSION, kind, rng.randrange(4), rng.randrange(2), fixed, tail, crc)
+        head = struct.pack("<2sBBIIIII", MAGIC, VERSION, kind, rng.randrange(4), rng.randrange(2), fixed, payload, crc)
         chain = zlib.crc32(head, chain)
         data += head + struct.pack("<I", chain) + body
     return data
@@ -96,7 +100,7 @@ class Fuzzer:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._streams: list[tuple[list[Sent], list[bytes]]] = []
+        self._streams: list[tuple[list[FrameFields], list[bytes]]] = []
         self.spoiled = self.forged = self.errors = 0
 
     def run(self, cases: int) -> None:
@@ -117,7 +121,7 @@ class Fuzzer:
     def _reads(self) -> tuple[object, list[int]]:
         return self._rng.choice(READERS), [self._rng.choice(SIZES) for _ in range(self._rng.randrange(1, 5))]
 
-    def _spoiled(self, sent: list[Sent], coded: list[bytes]) -> None:
+    def _spoiled(self, sent: list[FrameFields], coded: list[bytes]) -> None:
         rng = self._rng
         self.spoiled += 1
         decoder = Decoder()
@@ -146,7 +150,7 @@ class Fuzzer:
 
 
 def check_spoiled(
-    read, decoder: Decoder, reads: list[int], sent: Sequence[Sent], coded: Sequence[bytes], bad: bytes
+    read, decoder: Decoder, reads: list[int], sent: Sequence[FrameFields], coded: Sequence[bytes], bad: bytes
 ) -> bool:
     """Exactly the frames before the first byte that differs, then WireError; says whether it came to that."""
     data = b"".join(coded)

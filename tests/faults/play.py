@@ -29,7 +29,7 @@ ACTIONS = np.zeros(NUM_ENVS, np.int64)
 # How long things may take, in seconds.
 HANG_TIMEOUT_S = 0.5  # timeout_s where something hangs
 START_TIMEOUT_S = {"spawn": 4.0, "forkserver": 2.0}  # start_timeout_s, likewise: it has to get as far as the env
-PATIENCE_S = 30.0  # either, elsewhere: only a machine that stands still needs it
+AMPLE_S = 30.0  # either, elsewhere: only a machine that stands still needs it
 LATE_S = 2.0  # the contract: an await ends at most so long after its timeout; with a death, at once
 GRACE_S = 0.2
 CLOSE_S = GRACE_S + 1.0 + LATE_S  # after the grace SIGTERM, a second later SIGKILL
@@ -137,9 +137,9 @@ class Play:
         self.cell = cell
         self.row = TABLE[cell.fault]
         self.hangs = self.row.running is Outcome.TIMEOUT
-        self.timeout_s = HANG_TIMEOUT_S if self.hangs else PATIENCE_S
+        self.timeout_s = HANG_TIMEOUT_S if self.hangs else AMPLE_S
         hangs_at_start = self.hangs and cell.outcome is Outcome.START
-        self.start_timeout_s = START_TIMEOUT_S[cell.start] if hangs_at_start else PATIENCE_S
+        self.start_timeout_s = START_TIMEOUT_S[cell.start] if hangs_at_start else AMPLE_S
         self.door = DOORS[cell.door](
             faulty_envs(NUM_ENVS, cell.fault, cell.when, slot=FAULTY, at=2 if cell.when == "step" else 1),
             num_workers=NUM_WORKERS,

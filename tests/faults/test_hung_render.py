@@ -1,4 +1,4 @@
-"""Render workers of a vector env that hang, as in a driver: nobody waits for ever, and who asked for it gets others."""
+"""Render workers that hang, as in a driver: no wait is endless, and images come from new ones."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_close_does_not_wait_for_it(when):
 
 @pytest.mark.stress
 @pytest.mark.asyncio
-async def test_a_loop_that_stood_still_blames_nobody():
+async def test_a_loop_that_stood_still_blames_no_worker():
     async with stalled(restart=POLICY) as (envs, pid, expected):
         os.kill(pid, signal.SIGCONT)
         time.sleep(TIMEOUT_S + 0.2)  # noqa: ASYNC251 - that is the fault
@@ -161,7 +161,7 @@ async def test_of_images_that_are_observations(on_timeout):
 
 
 @pytest.mark.asyncio
-async def test_who_is_late_and_who_is_not():
+async def test_which_workers_are_late():
     loop = asyncio.get_running_loop()
     late: asyncio.Queue[float] = asyncio.Queue()
     watch = Watchdog(0.05, lambda: late.put_nowait(loop.time()))
@@ -170,7 +170,7 @@ async def test_who_is_late_and_who_is_not():
     watch.sent()
     watch.sent()
     began = loop.time()
-    time.sleep(0.1)  # noqa: ASYNC251 - a loop that stood still blames nobody
+    time.sleep(0.1)  # noqa: ASYNC251 - a loop that stood still blames no worker
     await asyncio.sleep(0)
     watch.answered(died=False)
     assert late.empty()

@@ -102,7 +102,7 @@ def in_two(envs):
     return envs.step_wait()
 
 
-def with_patience(envs):
+def wait_with_timeout(envs):
     envs.step_async(ACTIONS)
     return envs.step_wait(30)
 
@@ -113,7 +113,7 @@ WAYS = {
     "send, recv": (sync.VectorEnv, send_and_recv),
     "drop-in": (sync.AsyncVectorEnv, lambda envs: envs.step(ACTIONS)),
     "step_async, step_wait": (sync.AsyncVectorEnv, in_two),
-    "step_wait(timeout)": (sync.AsyncVectorEnv, with_patience),
+    "step_wait(timeout)": (sync.AsyncVectorEnv, wait_with_timeout),
 }
 
 

@@ -164,7 +164,7 @@ def test_ctrl_c_in_the_middle_of_a_step(how, start, channel, interrupted):
 
 
 @pytest.mark.parametrize(("start", "channel"), list(zip(START_METHODS, CHANNELS, strict=False)))
-def test_ctrl_c_that_nobody_catches(start, channel, interrupted):
+def test_ctrl_c_that_is_not_caught(start, channel, interrupted):
     """Although an env still hangs."""
     returncode, out, errors = interrupted("async-uncaught", start, channel)
     assert returncode == -signal.SIGINT and out == "" and "KeyboardInterrupt" in errors

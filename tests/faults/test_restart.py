@@ -218,7 +218,7 @@ async def test_a_worker_that_takes_its_time_to_come_back_is_waited_for():
         assert truncated.tolist() == [True, True, False, False] and obs[:, 1].tolist() == [0, 0, 3, 3]
 
 
-async def test_a_timeout_names_who_is_being_started_again():
+async def test_a_timeout_names_the_workers_being_restarted():
     async with counters(restart=RestartPolicy(backoff_s=1.0)) as envs:
         await envs.reset(seed=1)
         await envs.step([0, 0, 0, KILL])

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 import aioenv
 from aioenv.native.tasks.locomotion_2d import HalfCheetah
 from tests.faults.resume_kit import POLICY, kill, same, step_and_kill
-from tests.kits.native_kit import Walk
+from tests.kits.native_kit import RandomWalk
 
 pytestmark = pytest.mark.asyncio
 
@@ -29,7 +29,7 @@ def make(env, mode=None, *, num_workers=2, **kwargs):
 
 
 async def die(envs, victim: int) -> None:
-    """A worker is killed while nobody waits for it; returns when that is known."""
+    """Kill a worker while no request waits for it; return when that is known."""
     pid = envs.workers[victim].pid
     kill(pid)
     while envs.workers[victim].state == "ready" and envs.workers[victim].pid == pid:
@@ -44,7 +44,7 @@ async def run(envs, kills, length=12) -> list:
     over = np.zeros(NUM_ENVS, np.bool_)
     for t in range(length):
         if isinstance(space, spaces.Discrete):
-            actions = rng.integers(min(space.n, 9), size=NUM_ENVS)  # 9 kills a Walk
+            actions = rng.integers(min(space.n, 9), size=NUM_ENVS)  # 9 kills a RandomWalk
         else:
             actions = rng.uniform(space.low, space.high, (NUM_ENVS, *space.shape)).astype(np.float32)
         victim, idle = kills.get(t, (None, False))
@@ -97,7 +97,7 @@ async def test_cartpole_whose_slots_have_generators_of_their_own(mode):
 @MODES
 async def test_an_env_that_only_has_states(mode):
     """They are pickled with each step."""
-    await compare(lambda **kwargs: aioenv.NativeVectorEnv(partial(Walk, mode=mode), 4, **kwargs))
+    await compare(lambda **kwargs: aioenv.NativeVectorEnv(partial(RandomWalk, mode=mode), 4, **kwargs))
 
 
 class Diary(VectorEnv):
@@ -250,7 +250,7 @@ async def test_what_can_not_be_resumed_is_refused_at_the_start():
         await aioenv.NativeVectorEnv(CartPoleVectorEnv, 2, num_workers=1, restart=POLICY)
 
 
-class Liar(Walk):
+class Liar(RandomWalk):
     """Sets other states than it was given."""
 
     checkpoint_size = 2

@@ -1,4 +1,4 @@
-"""What pickles in a worker and does not unpickle in the parent is lost alone."""
+"""A value that pickles in a worker and does not unpickle in the parent is lost alone."""
 
 from __future__ import annotations
 

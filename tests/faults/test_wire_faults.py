@@ -19,7 +19,15 @@ import aioenv
 from aioenv.ipc.decoder import LAZY_BYTES, Decoder
 from aioenv.ipc.frames import HEADER_BYTES, MAGIC, MAX_FIXED_BYTES, MAX_PAYLOAD_BYTES, VERSION, Kind
 from tests.faults.fuzz import Fuzzer
-from tests.kits.wire_kit import Sent, decode_until_error, encode_all, no_more_memory_than, plain, raw_header, readers
+from tests.kits.wire_kit import (
+    FrameFields,
+    decode_until_error,
+    encode_all,
+    no_more_memory_than,
+    plain,
+    raw_header,
+    readers,
+)
 
 # What the fuzzer itself keeps, and what a case of a few hundred bytes may take.
 FUZZ_BYTES = 4 << 20
@@ -64,9 +72,9 @@ def test_only_wire_errors_come_out_of_a_million_cases(seed):
 
 @readers
 @pytest.mark.parametrize("length", [1, 4, 6, 1 << 20, MAX_FIXED_BYTES])
-def test_a_fixed_part_that_nobody_expects_takes_no_memory(read, length):
+def test_an_unexpected_fixed_part_takes_no_memory(read, length):
     """A header with a good CRC, and a length that is not that of the reply that was promised a place."""
-    data = encode_all([Sent(Kind.RESULT, 1, 0, [b"12345"], b"")])[0]
+    data = encode_all([FrameFields(Kind.RESULT, 1, 0, [b"12345"], b"")])[0]
     chain = struct.unpack("<I", data[HEADER_BYTES - 4 : HEADER_BYTES])[0]
     head = struct.pack("<2sBBIIIII", MAGIC, VERSION, Kind.RESULT, 1, 0, length, 0, 0)
     data += head + struct.pack("<I", zlib.crc32(head, chain))
@@ -79,11 +87,13 @@ def test_a_fixed_part_that_nobody_expects_takes_no_memory(read, length):
 
 
 @readers
-def test_a_tail_over_the_limit_takes_no_memory(read):
+def test_a_payload_over_the_limit_takes_no_memory(read):
     with no_more_memory_than(50_000):
-        got, error = decode_until_error(read, Decoder(max_payload=10), raw_header(tail=11) + bytes(11), [HEADER_BYTES])
+        got, error = decode_until_error(
+            read, Decoder(max_payload=10), raw_header(payload=11) + bytes(11), [HEADER_BYTES]
+        )
     assert got == [] and "announces a payload of 11 bytes, over 10" in str(error)
-    whole = encode_all([Sent(Kind.RESULT, 1, 0, [], b"0123456789")])[0]
+    whole = encode_all([FrameFields(Kind.RESULT, 1, 0, [], b"0123456789")])[0]
     assert decode_until_error(read, Decoder(max_payload=10), whole, [7])[1] is None
 
 
@@ -99,7 +109,7 @@ def test_what_is_announced_costs_nothing_until_it_comes(lengths):
 @readers
 @pytest.mark.parametrize("size", [LAZY_BYTES - 1, LAZY_BYTES, LAZY_BYTES + 1, 50_000_000])
 def test_large_parts_arrive_whole(read, size):
-    sent = Sent(Kind.RESULT, 1, 0, [bytes(7) + os.urandom(size - 7)], os.urandom(size))
+    sent = FrameFields(Kind.RESULT, 1, 0, [bytes(7) + os.urandom(size - 7)], os.urandom(size))
     frames = list(read(Decoder(), encode_all([sent])[0], [1 << 24]))
     assert plain(frames[0]) == sent.plain()
 
@@ -197,7 +207,7 @@ def files_of(pid: int) -> set[str]:
 
 
 def open_to_others(pids: set[int]) -> list[str]:
-    """Sockets of these processes that anybody could connect to: of the internet families, or Unix ones with a name."""
+    """Sockets of these that other processes could connect to: of the internet families, or Unix ones with a name."""
     mine = {name[8:-1] for pid in pids for name in files_of(pid) if name.startswith("socket:[")}
     found = []
     for family in ("tcp", "tcp6", "udp", "udp6"):

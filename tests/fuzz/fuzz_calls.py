@@ -55,7 +55,7 @@ class Others:
         )
 
     async def called(self, slots: list[int], coroutine: Any, work: Any, gives: bool = True) -> None:
-        if self.config.kind in ("solo", "vectors"):
+        if self.config.kind in ("in-process", "vectors"):
             coroutine.close()
             return
         how, value = await self.attempt(coroutine)
@@ -66,7 +66,7 @@ class Others:
                 assert any(s.pending is not None for s in some)
                 return [world.clone()]
             if isinstance(value, WorkerDied):
-                assert any(s.dying or world.restart for s in some), "nobody has died"
+                assert any(s.dying or world.restart for s in some), "no worker has died"
             elif how == "ok":
                 assert all(not s.dying for s in some), "a worker was dead"
             done = world.clone()
@@ -130,7 +130,7 @@ class Others:
 
         def branch(world: World) -> list[World]:
             if how == "error":
-                some = world.slots if self.config.kind == "solo" else [world.slots[i] for i in targets]
+                some = world.slots if self.config.kind == "in-process" else [world.slots[i] for i in targets]
                 assert (isinstance(value, PendingCallError) and any(s.pending for s in some)) or (
                     isinstance(value, WorkerDied) and (world.restart or any(s.dying for s in some))
                 ), repr(value)

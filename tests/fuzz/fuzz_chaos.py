@@ -50,7 +50,7 @@ class Chaos:
             late = ["raise", "restart"] if self.config.restart == "resume" else ["raise"]
             self.config.kwargs |= {"timeout_s": 0.05, "on_timeout": self.rng.choice(late)}
         # of calls that must succeed
-        self._patience = {"timeout_s": LIMIT_S} if kind == "workers" else {}
+        self._limit = {"timeout_s": LIMIT_S} if kind == "workers" else {}
         self.log = [f"seed={seed} {self.config}"]
         self.ops = 0
         # how many operations each env had done, in each result that was given of it
@@ -60,7 +60,7 @@ class Chaos:
         """Do so many, in each of so many tasks; or, if another `closes` all at some time, as many as there can be."""
         self.envs = await self.config.make()
         try:
-            await self.envs.reset(seed=0, **self._patience)
+            await self.envs.reset(seed=0, **self._limit)
             async with asyncio.timeout(3 * LIMIT_S):
                 running = [asyncio.ensure_future(self._task(operations)) for _ in range(tasks)]
                 if closes:
@@ -100,10 +100,10 @@ class Chaos:
             await task
             how = "ok"
         except asyncio.CancelledError:
-            assert cancels, f"{name}: nobody has cancelled it"
+            assert cancels, f"{name}: it was not cancelled"
             how = "cancelled"
         except WorkerDied as exc:
-            assert self.config.restart, f"nobody was killed: {exc!r}"
+            assert self.config.restart, f"no worker was killed: {exc!r}"
             how = repr(exc)[:80]
         except DOCUMENTED as exc:
             how = repr(exc)[:80]
@@ -184,7 +184,7 @@ class Chaos:
         while self.envs.outstanding:
             with contextlib.suppress(EnvError, StepTimeout):
                 await self.envs.recv(self.n)
-        before = (await self.envs.reset(seed=0, **self._patience)).obs["count"][:, 1]
-        after = (await self.envs.step(np.zeros(self.n, int), **self._patience)).obs["count"][:, 1]
+        before = (await self.envs.reset(seed=0, **self._limit)).obs["count"][:, 1]
+        after = (await self.envs.step(np.zeros(self.n, int), **self._limit)).obs["count"][:, 1]
         twice = self.config.mode is AutoresetMode.SAME_STEP
         assert all(1 <= steps <= 1 + twice for steps in (after - before).tolist()), f"{before} {after}"

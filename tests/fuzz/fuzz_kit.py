@@ -29,7 +29,7 @@ class Config:
 
     Args:
         rng: draws it.
-        kind: "workers", "solo", "vectors" (vector envs over workers) or "sync".
+        kind: "workers", "in-process", "vectors" (vector envs over workers) or "sync".
     """
 
     def __init__(self, rng: random.Random, kind: str, start: str = "forkserver") -> None:
@@ -54,7 +54,7 @@ class Config:
             cls = aioenv.AsyncVectorEnv if kind == "workers" else aioenv.sync.VectorEnv
             self.make: Callable[[], Any] = lambda: cls([Chain] * self.num_envs, **kwargs)
         else:
-            if kind == "solo":
+            if kind == "in-process":
                 kwargs["num_workers"] = 0
                 self.num_workers = 1
                 kwargs["run_in"] = rng.choice(["auto", "thread", "inline"])
@@ -151,7 +151,7 @@ class Driver(Requests, Others):
             self.envs = await envs
         try:
             slots = [w.slots for w in envs.workers] or [tuple(range(self.config.num_envs))]
-            vector = self.config.kind in ("solo", "vectors")
+            vector = self.config.kind in ("in-process", "vectors")
             self.worlds = [World(slots, self.config.mode, vector=vector, restart=self.config.restart)]
             # an env that was never reset would be stepped, and end its process, for ever
             while self.config.restart and not self.log[-1].endswith("-> ok"):

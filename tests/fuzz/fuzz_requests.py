@@ -92,7 +92,7 @@ class Requests:
             if isinstance(value, StepTimeout):
                 self.check_late(sent, value)
             return [world.clone(), dropped, sent]
-        if self.config.kind == "solo" and isinstance(value, EnvError) and None in allowed:
+        if self.config.kind == "in-process" and isinstance(value, EnvError) and None in allowed:
             assert value.slots == tuple(live)
             return [sent.fail_together(live)]
         if isinstance(value, SlotError) and value.partial is not None:
@@ -184,7 +184,7 @@ class Requests:
         assert ready is not None, repr(value)
         slots = ready.slots.tolist()
         assert slots == sorted(set(slots))
-        if self.config.kind == "solo" and how == "error":
+        if self.config.kind == "in-process" and how == "error":
             for one in value.errors:
                 world.fail_together(list(one.slots))
                 least -= len(one.slots)
@@ -262,7 +262,7 @@ class Requests:
                 sent.abandon([slot])
             return [world.clone(), dropped, sent]
         partial = getattr(value, "partial", None) if how == "error" else value
-        if self.config.kind == "solo" and isinstance(value, EnvError) and None in allowed:
+        if self.config.kind == "in-process" and isinstance(value, EnvError) and None in allowed:
             assert sent.take([slot])[0].error == "env" and value.slots == (slot,)
             return [sent]
         if partial is None:

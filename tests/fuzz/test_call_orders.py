@@ -235,7 +235,7 @@ async def test_a_reset_that_raises_fails_the_slots_that_were_asked():
 
 
 @pytest.mark.asyncio
-async def test_nobody_is_paused():
+async def test_no_slot_is_paused():
     for cls in (Chains, PatientChains):
         async with native(2, cls) as envs:
             await envs.reset(seed=0)
@@ -249,7 +249,7 @@ async def test_nobody_is_paused():
 
 
 @pytest.mark.asyncio
-async def test_everybody_is_paused_and_the_step_is_cancelled():
+async def test_all_slots_are_paused_and_the_step_is_cancelled():
     async with native(2, run_in="thread") as envs:
         await envs.reset(seed=0)
         envs.pause([0, 1])
@@ -447,7 +447,7 @@ async def test_a_slot_is_paused_while_a_rollout_waits_for_what_was_cancelled(tmp
                 self.wait(1)
             return super().step(action)
 
-    def open_gate(which):  # once somebody waits at it
+    def open_gate(which):  # once an env waits at it
         os.close(os.open(gates[which], os.O_WRONLY))
 
     async with aioenv.AsyncVectorEnv([Gated] * 2) as envs:

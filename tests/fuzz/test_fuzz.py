@@ -16,12 +16,12 @@ import pytest
 
 from aioenv.sync import blocking, portal
 from tests.fuzz.fuzz_chaos import Chaos
-from tests.fuzz.fuzz_images import WAYS, Pictures
+from tests.fuzz.fuzz_images import WAYS, ImageOperations
 from tests.fuzz.fuzz_kit import Driver
 from tests.fuzz.fuzz_pool import Pools
 from tests.kits.loop_kit import LOOPS
 
-KINDS = ["workers", "solo", "vectors", "sync"]
+KINDS = ["workers", "in-process", "vectors", "sync"]
 OPERATIONS = 40
 
 
@@ -37,7 +37,7 @@ def drive(kind: str, seed: int, start: str = "forkserver") -> None:
 
 def draw(way: str, seed: int) -> None:
     with asyncio.Runner(loop_factory=LOOPS["uvloop" if seed % 3 == 2 else "asyncio"]) as runner:
-        runner.run(Pictures(seed, way).run(OPERATIONS))
+        runner.run(ImageOperations(seed, way).run(OPERATIONS))
 
 
 @pytest.fixture(autouse=True)
@@ -49,18 +49,18 @@ def quiet():
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(6 if kind == "solo" else 3)]
+    ("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(6 if kind == "in-process" else 3)]
 )
 def test_random_operations(kind, seed):
     drive(kind, seed)
 
 
-@pytest.mark.parametrize("kind", ["workers", "solo"])
+@pytest.mark.parametrize("kind", ["workers", "in-process"])
 def test_random_operations_of_several_tasks(kind):
     asyncio.run(Chaos(0, kind).run(25))
 
 
-@pytest.mark.parametrize("kind", ["workers", "solo"])
+@pytest.mark.parametrize("kind", ["workers", "in-process"])
 def test_closed_in_the_middle_of_random_operations(kind):
     for seed in range(3):
         asyncio.run(Chaos(seed, kind).run(1000, closes=True))
@@ -94,7 +94,7 @@ def test_images_of_many_random_operations(way):
 
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", ["workers", "solo", "vectors"])
+@pytest.mark.parametrize("kind", ["workers", "in-process", "vectors"])
 def test_many_random_operations_of_several_tasks(kind):
     for seed in range(1, 200):
         asyncio.run(Chaos(seed, kind).run(25, closes=seed % 4 == 0))

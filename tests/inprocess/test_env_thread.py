@@ -1,4 +1,4 @@
-"""The thread of a vector env in this process: what it is told, what it tells, where it is woken, and how it ends."""
+"""The thread of a vector env in this process: its jobs, their results, its wake-ups, and its end."""
 
 from __future__ import annotations
 

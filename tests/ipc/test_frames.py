@@ -16,10 +16,10 @@ from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import HEADER_BYTES, Encoder, Header, Kind
 from tests.kits.wire_kit import (
     EXAMPLE,
+    FrameFields,
     Guesser,
     Owner,
     Reader,
-    Sent,
     by_feed,
     by_fill,
     decode_until_error,
@@ -76,7 +76,10 @@ def test_a_guess_right_or_wrong_changes_no_frame(read: Reader, sent, reads, kind
 
 
 def test_a_right_guess_brings_a_frame_in_one_read():
-    sent = [Sent(Kind.RESULT, 1, 0, [b"abc", b"", b"defg"], b"tail"), Sent(Kind.RESULT, 2, 0, [], b"next")]
+    sent = [
+        FrameFields(Kind.RESULT, 1, 0, [b"abc", b"", b"defg"], b"tail"),
+        FrameFields(Kind.RESULT, 2, 0, [], b"next"),
+    ]
     data = b"".join(encode_all(sent))
     guesser = Guesser(sent, ["right"])
     decoder = Decoder(guesser.place, guesser.expect)
@@ -124,7 +127,7 @@ def test_frames_of_numpy_arrays_go_from_memory_to_memory():
 
 
 def check_mutated(
-    read: Reader, place, reads: list[int], coded: list[bytes], sent: list[Sent], bad: bytes, expect=None
+    read: Reader, place, reads: list[int], coded: list[bytes], sent: list[FrameFields], bad: bytes, expect=None
 ) -> None:
     """What a mutated stream gives: exactly the frames before the first byte that differs, then WireError."""
     data = b"".join(coded)
@@ -185,7 +188,7 @@ def test_whole_frames_lost_repeated_or_moved(read: Reader, order):
 def test_a_frame_of_another_stream(read: Reader):
     """Say, of the worker that held these slots before."""
     coded = encode_all(EXAMPLE)
-    stray = encode_all([Sent(Kind.RESULT, 100, 0, [b"old"], b"")])
+    stray = encode_all([FrameFields(Kind.RESULT, 100, 0, [b"old"], b"")])
     check_mutated(read, None, [64], coded, EXAMPLE, b"".join([*coded[:2], *stray, *coded[2:]]))
 
 
@@ -298,7 +301,7 @@ def test_a_mutated_stream_takes_no_more_memory_than_its_frames(read: Reader, dat
 def test_a_flipped_length_takes_no_memory(read: Reader):
     """A bit high in a length makes a gigabyte of it: the header's CRC is looked at before memory is."""
     asked: list[Header] = []
-    head = encode_all([Sent(Kind.STEP, 0, 0, [], b"")])[0]
+    head = encode_all([FrameFields(Kind.STEP, 0, 0, [], b"")])[0]
     for bit in range(8 * HEADER_BYTES):
         bad = one_byte(head, bit // 8, head[bit // 8] ^ 1 << bit % 8)
         with no_more_memory_than(20_000):
@@ -319,12 +322,12 @@ def test_a_broken_decoder_keeps_nothing_of_what_follows():
 def test_encode_copies_nothing():
     big = bytearray(8 << 20)
     parts = [memoryview(big), b"", memoryview(bytearray(b"abc")), bytearray(b"x")]
-    tail = bytes(1 << 20)
+    payload = bytes(1 << 20)
     encoder = Encoder()
     with no_more_memory_than(10_000):
-        buffers = encoder.encode(Kind.STEP, 1, 2, parts, tail)
+        buffers = encoder.encode(Kind.STEP, 1, 2, parts, payload)
     assert [type(buffers[0]), len(buffers[0])] == [bytes, HEADER_BYTES]
-    assert [id(buffer) for buffer in buffers[1:]] == [id(part) for part in (parts[0], parts[2], parts[3], tail)]
+    assert [id(buffer) for buffer in buffers[1:]] == [id(part) for part in (parts[0], parts[2], parts[3], payload)]
 
 
 @FEW
@@ -332,12 +335,12 @@ def test_encode_copies_nothing():
 def test_encode_gives_the_parts_themselves_and_no_empty_buffer(item):
     head, *rest = Encoder().encode(*item)
     assert len(head) == HEADER_BYTES
-    assert [id(buffer) for buffer in rest] == [id(part) for part in (*item.fixed, item.tail) if part]
+    assert [id(buffer) for buffer in rest] == [id(part) for part in (*item.fixed, item.payload) if part]
 
 
 def test_the_caller_may_use_its_chunk_again():
-    """A frame's tail is its own: the reader's buffer is overwritten by what comes next."""
-    data = bytearray(encode_all([Sent(Kind.RESULT, 1, 0, [b"fixed"], b"tail")])[0])
+    """A frame's payload is its own: the reader's buffer is overwritten by what comes next."""
+    data = bytearray(encode_all([FrameFields(Kind.RESULT, 1, 0, [b"fixed"], b"tail")])[0])
     decoder = Decoder()
     decoder.feed(data)
     data[:] = bytes(len(data))

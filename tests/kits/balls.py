@@ -1,4 +1,4 @@
-"""Envs whose pictures show what they observe: drawn from MuJoCo states, by themselves, or as one batch."""
+"""Envs whose images show what they observe: drawn from MuJoCo states, by themselves, or as one batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of blocking code share: a loop that pauses, signals, steps in two parts, forked copies."""
+"""Kit for tests of blocking code: a loop that pauses, signals, steps in two parts, forked copies."""
 
 from __future__ import annotations
 

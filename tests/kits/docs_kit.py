@@ -1,4 +1,4 @@
-"""What the tests of the pages share: a page, its snippets, and whether what it names exists."""
+"""Kit for tests of pages: a page, its snippets, and whether the names on it exist."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Batch(VectorEnv):
         self.closed_on = threading.get_ident()
 
 
-class Walk(VectorEnv):
+class RandomWalk(VectorEnv):
     """Each slot walks at random by a generator of its own, for 3 to 8 steps, in any autoreset mode; has states.
 
     What a slot gives does not depend on its number, nor on the others. Action 9 of any slot kills the process.

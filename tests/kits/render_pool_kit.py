@@ -1,4 +1,4 @@
-"""What the tests of the render pool share: a small model, pools of it, and states that look different."""
+"""Kit for tests of the render pool: a small model, pools of it, and states that look different."""
 
 from __future__ import annotations
 

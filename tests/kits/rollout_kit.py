@@ -1,4 +1,4 @@
-"""What the tests of rollouts share, wherever the envs are."""
+"""Kit for tests of rollouts: policies, a plain loop to compare with, and cancelled rollouts."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class Bench:
         *arrays, self.checkpoint = arrays
         infos: dict[str, Any] = {}
         if reply.payload:
-            tail = load_reply(memoryview(reply.payload))
-            assert not tail.failures
-            self.table.update(tail.schemas)
+            payload = load_reply(memoryview(reply.payload))
+            assert not payload.failures
+            self.table.update(payload.schemas)
             parts = []
-            for group in tail.infos:
+            for group in payload.infos:
                 positions = np.arange(self.n) if group.rows is None else np.array(group.rows)
                 parts.append(self.table.unpack(group, positions, len(positions)))
             infos = merge_infos(parts, self.n)

@@ -1,4 +1,4 @@
-"""What the tests of the wire share: streams of frames, ways to read them, and ways to spoil them."""
+"""Kit for tests of the wire: streams of frames, ways to read them, and ways to corrupt them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import HEADER_BYTES, Encoder, Frame, Header, Kind
 
 
-class Sent(NamedTuple):
+class FrameFields(NamedTuple):
     """What is given to the encoder."""
 
     kind: Kind
     request: int
     generation: int
     fixed: list[bytes]
-    tail: bytes
+    payload: bytes
 
     def plain(self) -> tuple[Any, ...]:
-        return self.kind, self.request, self.generation, b"".join(self.fixed), self.tail
+        return self.kind, self.request, self.generation, b"".join(self.fixed), self.payload
 
 
 def plain(frame: Frame) -> tuple[Any, ...]:
-    kind, request, generation, fixed, tail = frame
+    kind, request, generation, fixed, payload = frame
     assert type(kind) is Kind
-    return kind, request, generation, b"".join(map(bytes, fixed)), bytes(tail)
+    return kind, request, generation, b"".join(map(bytes, fixed)), bytes(payload)
 
 
-def encode_all(sent: list[Sent]) -> list[bytes]:
+def encode_all(sent: list[FrameFields]) -> list[bytes]:
     """The bytes of each frame of a stream."""
     encoder = Encoder()
     return [b"".join(map(bytes, encoder.encode(*item))) for item in sent]
@@ -47,9 +47,11 @@ def encode_all(sent: list[Sent]) -> list[bytes]:
 uint32 = st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2**32 - 1])
 # long enough for more than one read, and empty often enough
 body = st.binary(max_size=90) | st.just(b"") | st.integers(0, 700).map(lambda n: b"\xa1\x0e\x01\x05" * n)
-sent_frame = st.builds(Sent, st.sampled_from(Kind), uint32, uint32, st.lists(body, max_size=4), body)
+sent_frame = st.builds(FrameFields, st.sampled_from(Kind), uint32, uint32, st.lists(body, max_size=4), body)
 # frames that differ in little or nothing are the ones that could be taken for each other
-twin = st.builds(Sent, st.just(Kind.STEP), st.integers(0, 1), st.just(0), st.just([]), st.sampled_from([b"", b"x"]))
+twin = st.builds(
+    FrameFields, st.just(Kind.STEP), st.integers(0, 1), st.just(0), st.just([]), st.sampled_from([b"", b"x"])
+)
 streams = st.lists(sent_frame, max_size=6) | st.lists(twin, max_size=6)
 # sizes of reads, over and over; small ones cut headers, large ones take several frames at once
 sizes = st.lists(st.integers(1, 100) | st.sampled_from([1, HEADER_BYTES, 1 << 20]), min_size=1, max_size=12)
@@ -141,7 +143,7 @@ class Guesser:
         guesses: what kind each guess is, over and over.
     """
 
-    def __init__(self, sent: list[Sent], guesses: list[str]) -> None:
+    def __init__(self, sent: list[FrameFields], guesses: list[str]) -> None:
         self.buffers = [[memoryview(bytearray(len(part))) for part in item.fixed] for item in sent]
         self.guesses = cycle(guesses)
         self.begun = 0
@@ -212,10 +214,10 @@ def mutated(draw, coded: list[bytes]) -> bytes:
 
 
 EXAMPLE = [
-    Sent(Kind.STEP, 7, 1, [b"\x00" * 9, b"abc"], b"tail"),
-    Sent(Kind.CLOSE, 8, 1, [], b""),
-    Sent(Kind.CLOSE, 8, 1, [], b""),
-    Sent(Kind.RESULT, 9, 1, [b"\xff" * 5], b""),
+    FrameFields(Kind.STEP, 7, 1, [b"\x00" * 9, b"abc"], b"tail"),
+    FrameFields(Kind.CLOSE, 8, 1, [], b""),
+    FrameFields(Kind.CLOSE, 8, 1, [], b""),
+    FrameFields(Kind.RESULT, 9, 1, [b"\xff" * 5], b""),
 ]
 
 
@@ -232,7 +234,7 @@ def no_more_memory_than(limit: int) -> Iterator[None]:
     assert used <= limit, f"{used} bytes, at most {limit} expected"
 
 
-def raw_header(magic=frames.MAGIC, version=frames.VERSION, kind=int(Kind.STEP), fixed=0, tail=0) -> bytes:
+def raw_header(magic=frames.MAGIC, version=frames.VERSION, kind=int(Kind.STEP), fixed=0, payload=0) -> bytes:
     """A header with a good CRC, whatever it says. Written from the table in the module's docstring."""
-    head = struct.pack("<2sBBIIIII", magic, version, kind, 1, 0, fixed, tail, 0)
+    head = struct.pack("<2sBBIIIII", magic, version, kind, 1, 0, fixed, payload, 0)
     return head + struct.pack("<I", zlib.crc32(head))

@@ -1,4 +1,4 @@
-"""Envs of stories, and a worker on a thread or by hand, for tests of how workers answer plain steps."""
+"""Envs with scripted steps, and a worker on a thread or driven by hand, for tests of how workers answer plain steps."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ class Session:
         ]  # each desk has its own
         service = dump_code(partial(EnvService, envs, mode, False))
         start = Start([], None, (), service, None, None, None, 0.0, None)
-        assert self.ask(Kind.START, tail=dump_code(start)).kind is Kind.READY
+        assert self.ask(Kind.START, payload=dump_code(start)).kind is Kind.READY
         self.call("configure", None, None, 0, False)
         self.raw.clear()
 
@@ -395,15 +395,15 @@ class Session:
         self.mine.close()
         self.thread.join()
 
-    def encode(self, kind: Kind, fixed: Sequence[bytes] = (), tail: bytes = b"") -> bytes:
+    def encode(self, kind: Kind, fixed: Sequence[bytes] = (), payload: bytes = b"") -> bytes:
         self._requests += 1
-        return b"".join(self.encoder.encode(kind, self._requests, GENERATION, fixed, tail))
+        return b"".join(self.encoder.encode(kind, self._requests, GENERATION, fixed, payload))
 
     def take(self) -> Frame:
         """The next reply."""
         head = self._receive(HEADER_BYTES)
-        fixed, tail = struct.unpack_from("<II", head, 12)
-        body = self._receive(fixed + tail)
+        fixed, payload = struct.unpack_from("<II", head, 12)
+        body = self._receive(fixed + payload)
         self.decoder.feed(head + body)  # it checks the header's CRC, which depends on all frames before
         self.raw.append(head[:-4] + body)
         frame = self.decoder.next_frame()
@@ -419,8 +419,8 @@ class Session:
             data += piece
         return data
 
-    def ask(self, kind: Kind, fixed: Sequence[bytes] = (), tail: bytes = b"") -> Frame:
-        self.mine.sendall(self.encode(kind, fixed, tail))
+    def ask(self, kind: Kind, fixed: Sequence[bytes] = (), payload: bytes = b"") -> Frame:
+        self.mine.sendall(self.encode(kind, fixed, payload))
         frame = self.take()
         assert (frame.request, frame.generation) == (self._requests, GENERATION)
         return frame
@@ -432,11 +432,11 @@ class Session:
         return [self.take() for _ in requests]
 
     def call(self, method: str, *args: Any) -> Frame:
-        return self.ask(Kind.CALL, tail=dump_code(CallRequest(method, args, {})))
+        return self.ask(Kind.CALL, payload=dump_code(CallRequest(method, args, {})))
 
     def reset(self, *rows: int) -> Frame:
         rows = rows or tuple(range(self.rows))
-        return self.ask(Kind.RESET, tail=dump(ResetRequest(rows, rows, None, len(rows) == self.rows)))
+        return self.ask(Kind.RESET, payload=dump(ResetRequest(rows, rows, None, len(rows) == self.rows)))
 
     def end(self) -> BaseException | None:
         """Close the stream as a parent does, and wait; what the loop raised."""
@@ -447,14 +447,14 @@ class Session:
 
 def plain(frame: Frame) -> Any:
     """A reply without what depends on how Python's frames lay: the outer lines of tracebacks."""
-    tail: Any = bytes(frame.payload)
-    if len(tail) and (frame.kind is Kind.FAILURE or load_columns(frame.payload) is None):
-        said = load(tail)
+    payload: Any = bytes(frame.payload)
+    if len(payload) and (frame.kind is Kind.FAILURE or load_columns(frame.payload) is None):
+        said = load(payload)
         if isinstance(said, StepReply):
-            tail = str(said._replace(failures=[without_lines(failure) for failure in said.failures]))
+            payload = str(said._replace(failures=[without_lines(failure) for failure in said.failures]))
         elif isinstance(said, Failure):
-            tail = without_lines(said)
-    return frame.kind, frame.request, b"".join(map(bytes, frame.fixed)), tail
+            payload = without_lines(said)
+    return frame.kind, frame.request, b"".join(map(bytes, frame.fixed)), payload
 
 
 def without_lines(failure: Failure) -> Any:
@@ -467,7 +467,7 @@ RUNS = (range(2), range(2, 4), None, range(1, 3), range(3), range(3, 4), range(1
 
 
 def run_of(actions: list[bytes], rows: range, n: int) -> tuple[list[bytes], bytes]:
-    """Actions of some of n rows, and the tail of a request for these."""
+    """Actions of some of n rows, and the payload of a request for these."""
     each = [len(data) // n for data in actions]
     some = [data[rows.start * size : rows.stop * size] for data, size in zip(actions, each, strict=True)]
     return some, dump_step(StepRequest(rows, None))
@@ -503,12 +503,12 @@ def play(
                 case 8 | 21:
                     frames.append(session.reset(1, 3))
                 case 11:
-                    tail = dump_step(StepRequest(range(1, 3), None))
+                    payload = dump_step(StepRequest(range(1, 3), None))
                     some = [data[len(data) // 4 : -len(data) // 4] for data in next(steps)]
-                    frames.append(session.ask(Kind.STEP, some, tail))
+                    frames.append(session.ask(Kind.STEP, some, payload))
                 case 16:
-                    tail = dump_step(StepRequest(None, None, [np.int64(1)] * 4))
-                    frames.append(session.ask(Kind.STEP, next(steps), tail))
+                    payload = dump_step(StepRequest(None, None, [np.int64(1)] * 4))
+                    frames.append(session.ask(Kind.STEP, next(steps), payload))
                 case 18 | 24:
                     frames += session.ask_at_once(next(steps), (range(2), range(2, 4), range(1)))
                 case 20:
@@ -559,7 +559,7 @@ class Desk:
     make: Callable[[int], gym.Env[Any, Any]]
 
     def reset(self) -> bytes:
-        """The tail of a request to reset all rows."""
+        """The payload of a request to reset all rows."""
         rows = tuple(range(self.rows))
         return dump(ResetRequest(rows, rows, None, True))
 
@@ -570,10 +570,10 @@ class Desk:
         self.mine.close()
         self.theirs.close()
 
-    def encode(self, kind: Kind = Kind.STEP, fixed: Sequence[bytes] | None = None, tail: bytes = b"") -> bytes:
+    def encode(self, kind: Kind = Kind.STEP, fixed: Sequence[bytes] | None = None, payload: bytes = b"") -> bytes:
         if fixed is None:
             fixed = [bytes(len(view)) for view in self.service.expected_buffers() or ()]
-        return b"".join(self.encoder.encode(kind, 7, GENERATION, fixed, tail))
+        return b"".join(self.encoder.encode(kind, 7, GENERATION, fixed, payload))
 
     def serve(self, seconds: float = 0.0, write_fd: int | None = None) -> Any:
         fd = self.theirs.fileno()
@@ -589,7 +589,7 @@ class Desk:
         return frame
 
     def step(self) -> tuple[Any, PartialStep | None]:
-        """A step in C: fixed part and tail of the reply, and where C stopped, if it did."""
+        """A step in C: fixed part and payload of the reply, and where C stopped, if it did."""
         self.mine.sendall(self.encode())
         got = self.serve()
         if isinstance(got, tuple):

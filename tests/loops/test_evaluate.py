@@ -1,4 +1,4 @@
-"""Numbered episodes: each exactly once, the same whoever runs them."""
+"""Numbered episodes: each exactly once, with the same results in any worker and slot."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 from tests.kits.loop_kit import run_on
 
 
-class Walk(gym.Env):
+class RandomWalk(gym.Env):
     """A random walk whose length, 1 to some hundred steps, depends on its seed; rewards depend on what is done."""
 
     observation_space = gym.spaces.Dict(x=gym.spaces.Box(-np.inf, np.inf, (2,)), name=gym.spaces.Text(8))
     action_space = gym.spaces.Box(-1, 1, (), np.float64)
 
     def __init__(self, die_at=None):
-        self.die_at = die_at  # a file; whoever removes it dies
+        self.die_at = die_at  # a file; the env that removes it dies
         self.steps = 0
 
     def reset(self, *, seed=None, options=None):
@@ -58,7 +58,7 @@ def policy(obs):
 
 def alone(seed):
     """An episode without a vector env: return, length, whether it terminated, info."""
-    env, total, length = Walk(), 0.0, 0
+    env, total, length = RandomWalk(), 0.0, 0
     obs, _ = env.reset(seed=seed)
     while True:
         action = policy({"x": obs["x"][None], "name": [obs["name"]]})[0]
@@ -79,7 +79,7 @@ def check(evaluation, n):
 
 
 async def _evaluate(workers, loop_policy=policy, n=101, num_envs=8, die_at=None, **options):
-    envs = aioenv.AsyncVectorEnv([partial(Walk, die_at)] * num_envs, num_workers=workers, **options)
+    envs = aioenv.AsyncVectorEnv([partial(RandomWalk, die_at)] * num_envs, num_workers=workers, **options)
     async with envs:
         evaluation = await aioenv.evaluate(envs, loop_policy, n, seed=3)
         assert envs.active_slots.tolist() == list(range(num_envs))
@@ -121,7 +121,7 @@ def test_short_episodes_are_not_preferred():
     """What comes first in time is short; what is counted is chosen by number."""
 
     async def main():
-        async with aioenv.AsyncVectorEnv([Walk] * 8, num_workers=2) as envs:
+        async with aioenv.AsyncVectorEnv([RandomWalk] * 8, num_workers=2) as envs:
             in_time = [episode async for episode in envs.episodes(policy, 40, seed=1)]
         first = [episode.length for episode in in_time[:12]]
         lengths = [episode.length for episode in in_time]
@@ -151,7 +151,7 @@ def test_what_a_policy_is_told():
             await asyncio.sleep(0)
             return policy(obs), {"value": 1}
 
-        async with aioenv.AsyncVectorEnv([Walk] * 3, num_workers=2) as envs:
+        async with aioenv.AsyncVectorEnv([RandomWalk] * 3, num_workers=2) as envs:
             evaluation = await aioenv.evaluate(envs, watch, 5, seed=[5, 6, 7, 8, 9])
             assert evaluation.seed is None and [e.seed for e in evaluation.episodes] == [5, 6, 7, 8, 9]
             for episode in evaluation.episodes:
@@ -165,7 +165,7 @@ def test_what_a_policy_is_told():
 
 def test_slots_without_work_are_paused_until_the_end():
     async def main():
-        async with aioenv.AsyncVectorEnv([Walk] * 4, num_workers=2) as envs:
+        async with aioenv.AsyncVectorEnv([RandomWalk] * 4, num_workers=2) as envs:
             envs.pause(1)
             live = set()
             async for episode in envs.episodes(policy, 3, seed=2):
@@ -198,7 +198,7 @@ def test_slots_without_work_are_paused_until_the_end():
 
 def test_an_iteration_does_not_go_on_with_envs_that_another_has_taken():
     async def main():
-        async with aioenv.AsyncVectorEnv([Walk] * 4, num_workers=2) as envs:
+        async with aioenv.AsyncVectorEnv([RandomWalk] * 4, num_workers=2) as envs:
             held = envs.episodes(policy, 4, seed=3)
             for _ in range(2):
                 await anext(held)
@@ -228,7 +228,7 @@ def test_an_iteration_does_not_go_on_with_envs_that_another_has_taken():
 
 @pytest.mark.parametrize("backend", ["workers", "native"])
 @pytest.mark.parametrize("other", ["step", "cancelled step", "send", "reset", "reset_at", "step_at", "set_state"])
-def test_an_iteration_does_not_go_on_where_somebody_else_was(backend, other):
+def test_an_iteration_does_not_go_on_after_another_caller(backend, other):
     """Its episodes would be of two policies, or of half an env's."""
 
     def still(obs):
@@ -324,14 +324,14 @@ def test_errors_have_what_was_done():
 )
 def test_bad_arguments(arguments, error, message):
     async def main():
-        async with aioenv.AsyncVectorEnv([Walk]) as envs:
+        async with aioenv.AsyncVectorEnv([RandomWalk]) as envs:
             with pytest.raises(error, match=message):
                 envs.episodes(**{"policy": policy, "n": 2, **arguments})
 
     run_on("asyncio", main())
 
 
-class Finite(Walk):
+class Finite(RandomWalk):
     def reset(self, *, seed=None, options=None):
         self.begun = getattr(self, "begun", 0) + 1
         if self.begun > 2:
@@ -341,7 +341,7 @@ class Finite(Walk):
 
 def test_envs_that_have_too_few_episodes():
     async def main():
-        async with aioenv.AsyncVectorEnv([Finite, Walk], num_workers=1) as envs:
+        async with aioenv.AsyncVectorEnv([Finite, RandomWalk], num_workers=1) as envs:
             check(await aioenv.evaluate(envs, policy, 9, seed=4), 9)
             assert envs.exhausted == (0,)
         async with aioenv.AsyncVectorEnv([Finite] * 2, num_workers=1) as envs:
@@ -355,7 +355,7 @@ def test_envs_that_have_too_few_episodes():
 def test_it_prints_as_a_table_and_shows_a_bar(capsys):
     async def main():
         told = []
-        async with aioenv.AsyncVectorEnv([Walk] * 4, num_workers=2) as envs:
+        async with aioenv.AsyncVectorEnv([RandomWalk] * 4, num_workers=2) as envs:
             few = await aioenv.evaluate(envs, policy, 3, seed=2, progress=told.append)
             many = await aioenv.evaluate(envs, policy, 31, progress=True)
         assert sorted(e.number for e in told) == [0, 1, 2]
@@ -387,7 +387,7 @@ def test_a_coroutine_function_is_no_progress():
         """Never awaited."""
 
     async def main():
-        async with aioenv.AsyncVectorEnv([Walk]) as envs:
+        async with aioenv.AsyncVectorEnv([RandomWalk]) as envs:
             await aioenv.evaluate(envs, policy, 3, progress=tell)
 
     with pytest.raises(TypeError, match="progress: expected a bool or a plain function"):
@@ -395,7 +395,7 @@ def test_a_coroutine_function_is_no_progress():
 
 
 def test_the_blocking_twins(tmp_path):
-    with aioenv.sync.VectorEnv([Walk] * 3, num_workers=2) as envs:
+    with aioenv.sync.VectorEnv([RandomWalk] * 3, num_workers=2) as envs:
         check(aioenv.sync.evaluate(envs, policy, 7, seed=3), 7)
         first = None
         for episode in envs.episodes(lambda obs, started: policy(obs), 5, seed=3):

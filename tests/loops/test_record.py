@@ -1,4 +1,4 @@
-"""Recording: the video has a picture a step, of the right envs, and plays whatever happened."""
+"""Recording: the video has one image a step, of the right envs, and plays after any error."""
 
 from __future__ import annotations
 

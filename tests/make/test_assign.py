@@ -1,4 +1,4 @@
-"""Who gets what. `test_ce_…`: the lines of what older systems' `construct_envs` did, without its traps."""
+"""Assignment of work to workers. `test_ce_…`: lines of what older systems' `construct_envs` did, without its traps."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_metadata_of_what_can_not_be_made():
         aioenv.sync.env_metadata(EnvCreator(Endless), start_timeout_s=0)
 
 
-def test_a_cancelled_question_leaves_nobody():
+def test_a_cancelled_question_leaves_no_process():
     async def main():
         creator = EnvCreator(Endless)
         task = asyncio.ensure_future(creator.metadata())

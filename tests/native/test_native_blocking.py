@@ -1,4 +1,4 @@
-"""Blocking code steps native tasks on its own thread: same results, nobody else in between, Ctrl-C loses nothing."""
+"""Blocking code steps native tasks on its own thread: same results, no other caller between, Ctrl-C loses nothing."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_ctrl_c_waits_for_the_step_whose_result_waits_for_recv(copy):
         once.append(interrupt)
         with pytest.raises(KeyboardInterrupt):
             envs.step(ACTIONS)
-        assert envs.step(ACTIONS).obs.tolist() == [8.0, 8.0]  # what nobody takes is dropped
+        assert envs.step(ACTIONS).obs.tolist() == [8.0, 8.0]  # untaken results are dropped
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -1,4 +1,4 @@
-"""Native stepping where something odd comes together: Ctrl-C and threads, some slots and types, states and modes."""
+"""Native stepping in combinations: Ctrl-C and threads, some slots and types, states and modes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kits.native_kit import Good
 
 
 def test_ctrl_c_while_another_thread_is_at_work():
-    """The call ends when nobody works any more, and the next one knows nothing of it."""
+    """The call ends when no thread works any more, and the next one knows nothing of it."""
     team, main = ThreadPool(2), threading.main_thread()
     both, seen, ended, helps = threading.Barrier(2), threading.Event(), threading.Event(), threading.Event()
     early, done = [], []
@@ -141,7 +141,7 @@ def test_infos_are_the_callers_own_whatever_the_env_keeps(keeps):
             assert column.tolist() == ([1, 1] if key == "new" else [number] * 2), key
 
 
-def test_what_nobody_else_has_is_not_copied():
+def test_unshared_results_are_not_copied():
     new, nested, shared = np.ones(2), np.ones(2), np.ones(2)
     known = {id(array): name for name, array in (("new", new), ("nested", nested), ("shared", shared))}
 

@@ -324,6 +324,21 @@ async def test_one_that_can_not_be_made(where):
         assert caught.value.slots == (0, 1, 2) and "Traceback" in caught.value.traceback
 
 
+@here
+async def test_one_whose_description_is_wrong_is_closed(where):
+    made = []
+
+    def make(num_envs):
+        made.append(Batch(num_envs))
+        made[0].metadata = None
+        return made[0]
+
+    with pytest.raises(TypeError, match="NoneType"):
+        await aioenv.NativeVectorEnv(make, 2, **where)
+    assert made[0].closed_on is not None
+    assert "aioenv-env" not in {thread.name for thread in threading.enumerate()}
+
+
 async def test_one_that_takes_too_long_to_be_made():
     gate = Gate()
 

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv import sync
 from tests.kits.compare import assert_same
-from tests.kits.native_kit import Batch, Gate, Walk, fail, here
+from tests.kits.native_kit import Batch, Gate, RandomWalk, fail, here
 from tests.kits.rollout_kit import FIELDS, after_cancellations, assert_equal, balance, plain
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("fork_server")]
@@ -39,7 +39,7 @@ def still(obs):
     return [0] * len(obs)
 
 
-class Strolls(Walk):
+class Strolls(RandomWalk):
     """Steps some of its slots, too."""
 
     def step_some(self, actions, slots):
@@ -71,10 +71,10 @@ class Counts(Batch):
 @pytest.mark.parametrize(
     ("make", "mode", "num_workers", "groups", "made"),
     [
-        *((Walk, mode, 2, 2, 2) for mode in AutoresetMode),
-        (Walk, AutoresetMode.NEXT_STEP, 3, 2, 2),
-        (Walk, AutoresetMode.SAME_STEP, 1, 4, 1),
-        *((make, mode, 0, 3, made) for mode in AutoresetMode for make, made in ((Walk, 1), (Strolls, 3))),
+        *((RandomWalk, mode, 2, 2, 2) for mode in AutoresetMode),
+        (RandomWalk, AutoresetMode.NEXT_STEP, 3, 2, 2),
+        (RandomWalk, AutoresetMode.SAME_STEP, 1, 4, 1),
+        *((make, mode, 0, 3, made) for mode in AutoresetMode for make, made in ((RandomWalk, 1), (Strolls, 3))),
         (Strolls, AutoresetMode.NEXT_STEP, 0, 9, 5),
     ],
 )
@@ -120,7 +120,7 @@ async def test_the_same_as_step_by_step(make, mode, num_workers, groups, made):
 
 async def test_lost_episodes_are_not_valid():
     restart = aioenv.RestartPolicy()
-    async with aioenv.NativeVectorEnv(Walk, 4, num_workers=2, restart=restart) as envs:
+    async with aioenv.NativeVectorEnv(RandomWalk, 4, num_workers=2, restart=restart) as envs:
         await envs.reset(seed=1)
         asked = 0
 

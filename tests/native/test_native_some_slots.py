@@ -97,7 +97,7 @@ async def test_paused_slots_keep_what_they_are_doing(num_workers):
         for envs in (singles, native):
             envs.resume()
         assert equal(await singles.step(action), await native.step(action))
-        # nobody is left: whoever steps in a loop still lets others run
+        # no slot is left: a task that steps in a loop still lets others run
         for envs in (singles, native):
             envs.pause(range(5))
         assert equal(await singles.step(action), await native.step(action))
@@ -181,6 +181,37 @@ async def test_one_slot_by_itself(num_workers):
                 await envs.step_at(1, [1])
         batch = np.tile(action, (5, 1))
         assert equal(await singles.step(batch), await native.step(batch))
+
+
+class Blanks(Batch):
+    """Counts the steps of each slot; a masked reset gives zeros for the slots that it leaves alone."""
+
+    def reset(self, *, seed=None, options=None):
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
+        self.obs[mask] = 0
+        return np.where(mask[:, None], self.obs, 0), {}
+
+    def step(self, actions):
+        return self.step_some(actions, np.arange(self.num_envs))
+
+    def step_some(self, actions, slots):
+        self.obs[slots] += 1
+        return self.obs.copy(), np.ones(self.num_envs), self.flags, self.flags, {}
+
+
+@pytest.mark.parametrize("reset", ["reset_at", "send_reset"])
+async def test_a_reset_of_one_slot_does_not_change_the_last_observation_of_others(reset):
+    async with aioenv.NativeVectorEnv(Blanks, 3, num_workers=1) as envs:
+        await envs.reset()
+        await envs.step([0, 0, 0])
+        if reset == "reset_at":
+            await envs.reset_at(0)
+        else:
+            envs.send_reset([0])
+            await envs.recv()
+        envs.pause([1, 2])
+        result = await envs.step([0, 0, 0])
+        assert result.obs[1:].tolist() == [[1, 1], [1, 1]]
 
 
 async def test_a_slot_whose_episode_is_over_and_one_that_never_began():

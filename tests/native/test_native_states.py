@@ -14,7 +14,7 @@ from aioenv import sync
 from aioenv.ipc.messages import LostRow
 from aioenv.worker.vector_recovery import LostEnvReset
 from tests.kits.compare import assert_same
-from tests.kits.native_kit import Batch, Walk, everywhere
+from tests.kits.native_kit import Batch, RandomWalk, everywhere
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,12 +33,15 @@ def actions(n, steps, seed=0):
 @pytest.mark.parametrize("there", PLACES[1:], ids=str)
 @pytest.mark.parametrize("here", [PLACES[0], PLACES[-1]], ids=str)
 async def test_slots_go_on_elsewhere(here, there, tmp_path):
-    async with aioenv.NativeVectorEnv(Walk, 4, **here) as first, aioenv.NativeVectorEnv(Walk, 3, **there) as second:
+    async with (
+        aioenv.NativeVectorEnv(RandomWalk, 4, **here) as first,
+        aioenv.NativeVectorEnv(RandomWalk, 3, **there) as second,
+    ):
         await first.reset(seed=1)
         for action in actions(4, 5):
             await first.step(action)
         states = await first.get_state([3, 1, 0])
-        assert not any(state.has_pickles for state in states) and states[0].env_id == "Walk"
+        assert not any(state.has_pickles for state in states) and states[0].env_id == "RandomWalk"
         aioenv.save(tmp_path / "states", states)
         await second.reset(seed=9)
         await second.set_state(aioenv.load(tmp_path / "states"))
@@ -53,23 +56,25 @@ async def test_slots_go_on_elsewhere(here, there, tmp_path):
 
 @ENDS
 async def test_states_that_can_not_be_had_or_set(where):
-    class Other(Walk):
+    class Other(RandomWalk):
         pass
 
     async with aioenv.NativeVectorEnv(Batch, 3, **where) as envs:
         with pytest.raises(aioenv.ResumeError, match=r'Batch does not tell the states.*backend="workers"'):
             await envs.get_state()
-    async with aioenv.NativeVectorEnv(lambda num_envs: RecordEpisodeStatistics(Walk(num_envs)), 3, **where) as envs:
+    async with aioenv.NativeVectorEnv(
+        lambda num_envs: RecordEpisodeStatistics(RandomWalk(num_envs)), 3, **where
+    ) as envs:
         with pytest.raises(aioenv.ResumeError, match="the wrapper RecordEpisodeStatistics may remember"):
             await envs.get_state([1])
     async with aioenv.NativeVectorEnv(Other, 3, **where) as envs:
         await envs.reset(seed=2)
         (odd,) = await envs.get_state([0])
-    async with aioenv.NativeVectorEnv(lambda num_envs: ClipReward(Walk(num_envs), -1, 1), 3, **where) as envs:
+    async with aioenv.NativeVectorEnv(lambda num_envs: ClipReward(RandomWalk(num_envs), -1, 1), 3, **where) as envs:
         await envs.reset(seed=1)
         before = await envs.get_state()
         assert (await envs.step([1, 2, 3])).reward.max() <= 1
-        with pytest.raises(aioenv.ResumeError, match=r"slot 1: the state of Other does not fit Walk$"):
+        with pytest.raises(aioenv.ResumeError, match=r"slot 1: the state of Other does not fit RandomWalk$"):
             await envs.set_state([before[0], odd], [0, 1])
         after = await envs.get_state()
         assert_same(after[0].arrays, before[0].arrays)
@@ -79,19 +84,19 @@ async def test_states_that_can_not_be_had_or_set(where):
 
 
 async def test_states_of_single_envs_are_others():
-    async with aioenv.make_vec("Hopper-v5", 1) as single, aioenv.NativeVectorEnv(Walk, 1) as envs:
+    async with aioenv.make_vec("Hopper-v5", 1) as single, aioenv.NativeVectorEnv(RandomWalk, 1) as envs:
         await single.reset(seed=1)
         await envs.reset(seed=1)
         (theirs,), (ours,) = await single.get_state(), await envs.get_state()
-        with pytest.raises(aioenv.ResumeError, match="Hopper-v5 does not fit Walk"):
+        with pytest.raises(aioenv.ResumeError, match="Hopper-v5 does not fit RandomWalk"):
             await envs.set_state([theirs])
-        with pytest.raises(aioenv.ResumeError, match="one of a slot of Walk, a vector env; this is a single env"):
+        with pytest.raises(aioenv.ResumeError, match="one of a slot of RandomWalk, a vector env; this is a single env"):
             await single.set_state([aioenv.EnvState("Hopper-v5", ours.values, ours.arrays)])
-        with pytest.raises(aioenv.ResumeError, match="is one of a single env; Walk is a vector env"):
-            await envs.set_state([aioenv.EnvState("Walk", theirs.values, theirs.arrays)])
+        with pytest.raises(aioenv.ResumeError, match="is one of a single env; RandomWalk is a vector env"):
+            await envs.set_state([aioenv.EnvState("RandomWalk", theirs.values, theirs.arrays)])
 
 
-class Miscounting(Walk):
+class Miscounting(RandomWalk):
     def get_state(self, slots):
         return super().get_state(slots)[1:]
 
@@ -105,7 +110,7 @@ async def test_states_of_an_env_that_fails(where):
         await envs.reset(seed=1)
         with pytest.raises(aioenv.EnvError, match="gave 2 states for 3 slots"):
             await envs.get_state()
-        async with aioenv.NativeVectorEnv(Walk, 1) as other:
+        async with aioenv.NativeVectorEnv(RandomWalk, 1) as other:
             await other.reset(seed=1)
             (state,) = await other.get_state()
         alike = aioenv.EnvState("Miscounting", {**state.values, "vector": "Miscounting"}, state.arrays)
@@ -127,7 +132,7 @@ async def test_a_state_mends_slots_that_have_failed(where):
         await envs.step([0, 0])
 
 
-class Failing(Walk):
+class Failing(RandomWalk):
     def __init__(self, num_envs, fails_at):
         super().__init__(num_envs)
         self.fails_at = fails_at
@@ -155,7 +160,7 @@ async def test_a_wrapper_of_ones_own_may_have_the_states():
             self.steps = states[0][0]
             self.env.set_state([state for _, state in states], slots)
 
-    async with aioenv.NativeVectorEnv(lambda num_envs: Counting(Walk(num_envs)), 2) as envs:
+    async with aioenv.NativeVectorEnv(lambda num_envs: Counting(RandomWalk(num_envs)), 2) as envs:
         await envs.reset(seed=1)
         states = await envs.get_state()
         await envs.step([1, 1])
@@ -164,7 +169,7 @@ async def test_a_wrapper_of_ones_own_may_have_the_states():
 
 
 async def test_blocking_states():
-    with sync.make_vec(Walk, 4, backend="native", num_workers=2) as envs:
+    with sync.make_vec(RandomWalk, 4, backend="native", num_workers=2) as envs:
         envs.reset(seed=1)
         states = envs.get_state()
         first = envs.step(np.ones(4, np.int64))
@@ -177,7 +182,7 @@ async def test_blocking_states():
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_worker_that_died_is_started_again(mode):
-    make = partial(Walk, mode=mode)
+    make = partial(RandomWalk, mode=mode)
     restart = aioenv.RestartPolicy()
     async with (
         aioenv.NativeVectorEnv(make, 4, num_workers=2, restart=restart) as envs,
@@ -186,7 +191,7 @@ async def test_a_worker_that_died_is_started_again(mode):
         assert envs.autoreset_mode is mode
         last, _ = await envs.reset(seed=3)
         await rest.reset(seed=5)
-        # nobody lives for less than three steps
+        # no episode has less than three steps
         last, *_ = await envs.step([1, 2, 3, 4])
         await rest.step([3, 4])
         lost = await envs.step([9, 0, 1, 1])
@@ -209,7 +214,9 @@ async def test_a_worker_that_died_is_started_again(mode):
             else:
                 fresh = (await envs.reset(options={"reset_mask": lost.truncated})).obs[:2]
         seed = np.random.SeedSequence([3, 1]).generate_state(1)[0] >> 2
-        assert fresh.tobytes() == Walk(2).reset(seed=int(seed))[0].tobytes(), "a run with the same faults is the same"
+        assert fresh.tobytes() == RandomWalk(2).reset(seed=int(seed))[0].tobytes(), (
+            "a run with the same faults is the same"
+        )
         after = await envs.step([1, 1, 1, 1])
         assert after.reward.all() and [worker.state for worker in envs.workers] == ["ready"] * 2
 
@@ -217,7 +224,7 @@ async def test_a_worker_that_died_is_started_again(mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("told", [False, True])
 async def test_some_of_the_lost_are_reset_by_themselves(mode, told):
-    env, twin = Walk(3, mode), Walk(3, mode)
+    env, twin = RandomWalk(3, mode), RandomWalk(3, mode)
     anew = LostEnvReset(env, [LostRow(row, 7 + row, np.full(2, row, float), row == 2) for row in range(3)])
     assert_same(anew.last_obs, np.array([[0.0, 0], [1, 1], [2, 2]]))
     if told and mode is AutoresetMode.NEXT_STEP:
@@ -257,7 +264,7 @@ def anew_obs():
 
 async def test_a_budget_that_is_spent():
     restart = aioenv.RestartPolicy(max_restarts=1)
-    async with aioenv.NativeVectorEnv(Walk, 2, num_workers=1, restart=restart) as envs:
+    async with aioenv.NativeVectorEnv(RandomWalk, 2, num_workers=1, restart=restart) as envs:
         await envs.reset(seed=1)
         assert (await envs.step([9, 0])).truncated.all()
         await envs.step([0, 0])
@@ -279,7 +286,7 @@ async def test_one_that_hangs_is_started_again():
         await envs.step([0, 0])
 
 
-class Hanging(Walk):
+class Hanging(RandomWalk):
     def step(self, actions):
         while (actions == 8).any():
             pass
@@ -287,7 +294,7 @@ class Hanging(Walk):
 
 
 async def test_a_state_ends_what_was_lost():
-    async with aioenv.NativeVectorEnv(Walk, 2, num_workers=1, restart=aioenv.RestartPolicy()) as envs:
+    async with aioenv.NativeVectorEnv(RandomWalk, 2, num_workers=1, restart=aioenv.RestartPolicy()) as envs:
         await envs.reset(seed=1)
         states = await envs.get_state()
         envs.send([9, 0])
@@ -299,7 +306,7 @@ async def test_a_state_ends_what_was_lost():
 async def test_what_can_not_be_started_again():
     restart = aioenv.RestartPolicy()
     with pytest.raises(ValueError, match=r"restart: .*num_workers=1"):
-        aioenv.NativeVectorEnv(Walk, 2, restart=restart)
+        aioenv.NativeVectorEnv(RandomWalk, 2, restart=restart)
 
 
 @pytest.mark.parametrize("where", [{}, {"num_workers": 2}, {"backend": "workers"}], ids=str)

@@ -1,4 +1,4 @@
-"""`SimPool` at its edges: odd models, odd arguments, forks."""
+"""`SimPool` at its edges: unusual models, invalid arguments, forks."""
 
 from __future__ import annotations
 

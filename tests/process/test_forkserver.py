@@ -255,7 +255,7 @@ async def test_the_end_of_the_server_is_the_end_of_its_workers_alone():
             await again.reset()
 
 
-async def test_the_exit_code_of_a_worker_that_is_nobodys_child_here():
+async def test_the_exit_code_of_a_worker_that_is_no_child_of_this_process():
     async with tellers(1) as envs:
         await envs.reset()
         with pytest.raises(aioenv.WorkerDied, match="exited with code 7") as caught:
@@ -379,7 +379,7 @@ async def test_a_module_may_put_something_else_in_the_place_of_stdout(module):
         assert await envs.call("ask", "type(sys.stdout).__name__") == ("Hush",)
 
 
-async def test_a_server_without_room_for_descriptors_keeps_its_workers():
+async def test_a_server_without_free_descriptors_keeps_its_workers():
     """Its limit is the one that the parent had when it started the server."""
     async with tellers(1) as envs:
         (pid,) = await servers(envs)
@@ -453,7 +453,7 @@ async def test_the_end_of_a_worker_is_heard_while_the_server_imports_a_module(mo
     name = module(
         "takes_its_time",
         f"import subprocess\nopen({str(begun)!r}, 'w').close()\nopen({str(go_on)!r}).close()\n"
-        "assert subprocess.run(['false']).returncode == 1, 'somebody else has waited for it'",
+        "assert subprocess.run(['false']).returncode == 1, 'it was reaped by other code'",
     )
     async with tellers(1) as envs:
         other = asyncio.ensure_future(tellers(1, preload=[name])._ensure_started())

@@ -1,4 +1,4 @@
-"""No descriptor of ours reaches a process that somebody else starts: not the parent's children, nor those of envs."""
+"""No descriptor of ours reaches a foreign process: not the parent's other children, nor those of envs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that adopts orphans, as the first process of a container does, reaps those of workers."""
+"""A program that adopts orphans, such as the first process of a container, reaps those of workers."""
 
 from __future__ import annotations
 

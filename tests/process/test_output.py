@@ -1,4 +1,4 @@
-"""What workers print: line by line into the log, and the loop is not held up by it."""
+"""Output of workers goes line by line into the log, and does not delay the loop."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_what_modules_say_when_they_are_imported(start, caplog, tmp_path, monkey
 
 
 @pytest.mark.skipif("forkserver" not in START_METHODS, reason="no fork server here")
-def test_a_flood_at_an_import_holds_nobody_up(caplog, tmp_path, monkeypatch):
+def test_a_flood_of_output_at_an_import_delays_nothing(caplog, tmp_path, monkeypatch):
     (tmp_path / "floods_at_import.py").write_text("print(('x' * 99 + '\\n') * 20_000 + 'the end')\n")
     monkeypatch.syspath_prepend(tmp_path)
 

@@ -27,14 +27,14 @@ def _stop():
 
 
 @pytest.fixture
-def patience(monkeypatch):
+def endless_waits(monkeypatch):
     """Who waits for a stopped process waits for ever."""
     monkeypatch.setattr(process, "_REAP_S", 3600.0)
     monkeypatch.setattr(forkserver, "_EXIT_S", 3600.0)
 
 
 @pytest.mark.parametrize("start", START_METHODS)
-def test_close_does_not_wait_for_it(start, patience, own_fork_server):
+def test_close_does_not_wait_for_it(start, endless_waits, own_fork_server):
     async def main() -> None:
         async with aioenv.make_vec("CartPole-v1", 2, start=start, num_workers=2) as envs:
             await envs.reset()
@@ -43,7 +43,7 @@ def test_close_does_not_wait_for_it(start, patience, own_fork_server):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_what_workers_have_started_is_ended_all_the_same(patience, own_fork_server):
+def test_what_workers_have_started_is_ended_all_the_same(endless_waits, own_fork_server):
     async def main() -> list[int]:
         async with aioenv.AsyncVectorEnv(faulty_envs(2, "forks", "step", slot=1, at=1), num_workers=2) as envs:
             await envs.reset()
@@ -58,7 +58,7 @@ def test_what_workers_have_started_is_ended_all_the_same(patience, own_fork_serv
                 os.killpg(group, 0)
 
 
-def test_workers_are_started_again(patience, own_fork_server, caplog):
+def test_workers_are_started_again(endless_waits, own_fork_server, caplog):
     caplog.set_level(logging.CRITICAL)
 
     async def main() -> None:

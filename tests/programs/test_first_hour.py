@@ -1,4 +1,4 @@
-"""What goes wrong in the first hour: programs that were meant otherwise, and places that a program is run from."""
+"""Mistakes of the first hour: programs that were meant otherwise, and places that a program is run from."""
 
 from __future__ import annotations
 

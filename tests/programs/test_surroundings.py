@@ -1,4 +1,4 @@
-"""Where programs run: containers, odd directories, options of the interpreter; and where workers hang or crash."""
+"""Where programs run: containers, unusual directories, options of the interpreter; and where workers hang or crash."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="takes signals")
-def test_a_worker_that_does_not_say_where_it_is_keeps_nobody_waiting(monkeypatch):
+def test_a_worker_that_does_not_say_where_it_is_delays_no_other(monkeypatch):
     monkeypatch.setattr(timeouts, "_ASK_FROM_S", 0.0)
 
     async def main() -> None:
@@ -315,7 +315,7 @@ def test_tasks_that_begin_at_once_change_nothing(options):
             seen.append((await asyncio.create_task(envs.step(push))).obs)
             seen.append((await envs.rollout(lambda obs: push[: len(obs)], 20, groups=2)).obs)
             envs.send(push)
-            ready = await envs.recv(min_slots=4)  # of both workers, whoever is first
+            ready = await envs.recv(min_slots=4)  # of both workers, in any order
             seen.append(ready.obs[np.argsort(ready.slots)])
             if "render" in options:
                 seen.append(await envs.render())

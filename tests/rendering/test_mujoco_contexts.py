@@ -1,4 +1,4 @@
-"""What MuJoCo draws with, with less of it than it asks for: shadow maps without a stencil, sides of fewer stacks."""
+"""MuJoCo's contexts with less than it asks for: shadow maps without a stencil, sides of fewer stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the renderers at the edges: arguments that are none, models that differ, sizes that can't be."""
+"""Edge cases of the renderers: invalid arguments, models that differ, impossible sizes."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ async def test_rp13_the_first_image_of_a_process_may_take_longer_than_the_rest()
 
 
 @pytest.mark.asyncio
-async def test_rp13_a_loop_that_stood_still_is_nobodys_timeout():
+async def test_rp13_a_loop_that_stood_still_is_no_timeout():
     """A stream hands on what has come one turn of the loop later: after the timer, though the worker was not late."""
     async with pool_of(workers_per_device=1, timeout_s=0.7, channel="streams") as pool:
         await pool.render(**SMALL, slots=range(2))

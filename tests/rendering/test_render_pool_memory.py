@@ -21,7 +21,7 @@ from tests.kits.render_pool_kit import PLAIN, SMALL, differ, held, pool_of, some
 
 
 @pytest.mark.asyncio
-async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypatch):
+async def test_the_memory_of_images_is_used_again_once_they_are_released(monkeypatch):
     async with pool_of(workers_per_device=1) as pool:
         states = some_states(pool, 4)
         draw = partial(pool.render, states, **SMALL)

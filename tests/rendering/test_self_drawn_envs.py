@@ -44,7 +44,7 @@ def refuse():
     raise ImportError("not here")
 
 
-class Canvas:
+class BadImage:
     """An image that does not pickle, or not unpickle in another process."""
 
     def __init__(self, pickles):
@@ -52,7 +52,7 @@ class Canvas:
 
     def __reduce__(self):
         if not self.pickles:
-            raise TypeError("a canvas")
+            raise TypeError("a bad image")
         return refuse, ()
 
 
@@ -80,7 +80,7 @@ class Moody(gym.Env):
         if self.mood == 3:
             os._exit(9)
         if self.mood > 3:
-            return Canvas(self.mood == 5)
+            return BadImage(self.mood == 5)
         return np.full((2, 2, 3), self.mood, np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Images of a vector env in shared memory: right, nobody else's while somebody has them, not waited for in vain."""
+"""Images of a vector env in shared memory: right, never overwritten while in use, never waited for in vain."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def images_of(envs, way: str, action=None):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("way", ["render", pytest.param("pixels", marks=pytest.mark.stress)])
-async def test_what_somebody_has_stays_while_a_hundred_batches_are_drawn(way, monkeypatch):
+async def test_images_in_use_stay_while_a_hundred_batches_are_drawn(way, monkeypatch):
     before = mapped()
     with monkeypatch.context() as patch:  # images travel, since they shall, or since nothing can be shared
         patch.setattr(memory, "AVAILABLE", way == "render")

@@ -31,8 +31,8 @@ EITHER_POOL = pytest.mark.parametrize("how", ["pooled", pytest.param("render", m
 ZEROS = partial(np.zeros, dtype=np.float64)
 
 
-class Seen:
-    """A vector env, what it shows after each reset and step, and what is to be seen."""
+class Recording:
+    """A vector env, what it shows after each reset and step, and what `mujoco.Renderer` shows of the same states."""
 
     def __init__(self, factories, how, backend, **arguments):
         edits = {"edits": arguments.pop("edits")} if "edits" in arguments else {}
@@ -68,15 +68,15 @@ class Seen:
 async def test_what_is_edited_at_a_reset_shows(how, backend):
     """Each slot edits something else, and all are drawn by one worker in turn."""
     factories = [partial(Edited, name) for name in EDITS]
-    seen = Seen(factories, how, backend)
-    async with seen.envs:
+    recording = Recording(factories, how, backend)
+    async with recording.envs:
         for seed in (3, 4):
-            await seen.reset(seed=seed)
-        await seen.step()
+            await recording.reset(seed=seed)
+        await recording.step()
         # as it was before
-        await seen.reset(seed=3, options={"edit": False})
-    assert dict(zip(EDITS, seen.wrong.max(axis=0), strict=True)) == dict.fromkeys(EDITS, 0)
-    assert len({image.tobytes() for image in seen.images}) > len(EDITS)
+        await recording.reset(seed=3, options={"edit": False})
+    assert dict(zip(EDITS, recording.wrong.max(axis=0), strict=True)) == dict.fromkeys(EDITS, 0)
+    assert len({image.tobytes() for image in recording.images}) > len(EDITS)
 
 
 @pytest.mark.asyncio
@@ -85,27 +85,27 @@ async def test_models_that_are_made_anew_show(how, backend):
     """Of the same sizes and of others, beside an env that edits nothing."""
     names = [*MODELS, "both", "nothing"]
     factories = [partial(Edited, name) for name in names]
-    seen = Seen(factories, how, backend)
-    async with seen.envs:
+    recording = Recording(factories, how, backend)
+    async with recording.envs:
         for seed in (3, 4):
-            await seen.reset(seed=seed)
-        await seen.step()
-    assert dict(zip(names, seen.wrong.max(axis=0), strict=True)) == dict.fromkeys(names, 0)
+            await recording.reset(seed=seed)
+        await recording.step()
+    assert dict(zip(names, recording.wrong.max(axis=0), strict=True)) == dict.fromkeys(names, 0)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("gl", [True, False], ids=["lists", "without PyOpenGL"])
-async def test_contents_that_find_no_room_in_a_context_are_uploaded_again(gl, monkeypatch):
+async def test_contents_that_do_not_fit_into_a_context_are_uploaded_again(gl, monkeypatch):
     monkeypatch.setattr(contexts, "_MAX_BYTES", 0)
     if not gl:
         monkeypatch.setattr(contexts, "gl_functions", lambda: None)
         monkeypatch.setattr(contexts, "gl_functions", lambda: None)
     names = ["hills", "hills", "picture", "tip", "tip", *(["floor", "floor"] * gl)]
-    seen = Seen([partial(Edited, name) for name in names], "pixels", "egl", debug=True)
-    async with seen.envs:
-        await seen.reset(seed=3)
-        await seen.step()
-    assert not seen.wrong.any()
+    recording = Recording([partial(Edited, name) for name in names], "pixels", "egl", debug=True)
+    async with recording.envs:
+        await recording.reset(seed=3)
+        await recording.step()
+    assert not recording.wrong.any()
 
 
 @pytest.mark.asyncio
@@ -123,18 +123,18 @@ async def test_contents_that_find_no_room_in_a_context_are_uploaded_again(gl, mo
 async def test_episodes_that_end(how, mode):
     """Also the last observation of an episode, which is of the model before."""
     names = ["hills", "recompiled", "more"]
-    seen = Seen([partial(Edited, name, length=2) for name in names], how, "egl", autoreset_mode=mode)
-    last = Seen([partial(Edited, name) for name in names], how, "egl")
-    async with seen.envs, last.envs:
-        await seen.reset(seed=3)
+    recording = Recording([partial(Edited, name, length=2) for name in names], how, "egl", autoreset_mode=mode)
+    last = Recording([partial(Edited, name) for name in names], how, "egl")
+    async with recording.envs, last.envs:
+        await recording.reset(seed=3)
         await last.reset(seed=3)
         finals = []
         for _ in range(4):
-            result = await seen.step()
+            result = await recording.step()
             finals += [obs for obs in result.info.get("final_obs", ()) if obs is not None]
         await last.step()
         await last.step()
-    assert not seen.wrong.any()
+    assert not recording.wrong.any()
     if mode == "SameStep" and how != "render":
         assert len(finals) == 6
         assert [np.array_equal(a, b) for a, b in zip(finals[:3], last.images[-3:], strict=True)] == [True] * 3
@@ -144,25 +144,25 @@ async def test_episodes_that_end(how, mode):
 @TWO_WAYS
 async def test_edits_in_steps_show_if_that_is_asked_for(how):
     factories = [partial(Edited, name, late=(2, 3)) for name in ("hills", "picture", "fog", "recompiled")]
-    seen = Seen(factories, how, "egl", edits="each step")
-    async with seen.envs:
-        await seen.reset(seed=3)
+    recording = Recording(factories, how, "egl", edits="each step")
+    async with recording.envs:
+        await recording.reset(seed=3)
         for _ in range(4):
-            await seen.step()
-    assert not seen.wrong.any()
+            await recording.step()
+    assert not recording.wrong.any()
 
 
 @pytest.mark.asyncio
 @OTHER_TWO_WAYS
-async def test_edits_in_steps_that_nobody_looks_for_are_told_and_show_from_then_on(how, caplog):
+async def test_edits_in_unexamined_steps_are_told_and_show_from_then_on(how, caplog):
     """By default they are looked for at resets, and now and then in between."""
     caplog.set_level(logging.WARNING)
-    seen = Seen([partial(Edited, "hills", late=range(2, 50), tells=True)], how, "egl")
-    async with seen.envs:
-        await seen.reset(seed=3)
+    recording = Recording([partial(Edited, "hills", late=range(2, 50), tells=True)], how, "egl")
+    async with recording.envs:
+        await recording.reset(seed=3)
         for _ in range(6):
-            await seen.step()
-    assert not seen.wrong[-2:].any()
+            await recording.step()
+    assert not recording.wrong[-2:].any()
     assert len([record for record in caplog.records if 'edits="each step"' in record.getMessage()]) == 1
 
 
@@ -170,30 +170,30 @@ async def test_edits_in_steps_that_nobody_looks_for_are_told_and_show_from_then_
 @TWO_WAYS
 async def test_an_edit_just_before_a_reset_is_told(how, caplog):
     caplog.set_level(logging.WARNING)
-    seen = Seen([partial(Edited, "picture", late=(5,), tells=True)], how, "egl")
-    async with seen.envs:
-        await seen.reset(seed=3)
+    recording = Recording([partial(Edited, "picture", late=(5,), tells=True)], how, "egl")
+    async with recording.envs:
+        await recording.reset(seed=3)
         for _ in range(5):
-            await seen.step()
+            await recording.step()
         assert 'edits="each step"' not in caplog.text
-        await seen.reset(seed=3)
+        await recording.reset(seed=3)
         for _ in range(5):
-            await seen.step()
+            await recording.step()
     assert 'edits="each step"' in caplog.text
-    assert not seen.wrong[6:].any()
+    assert not recording.wrong[6:].any()
 
 
 @pytest.mark.asyncio
 @OTHER_TWO_WAYS
 async def test_edits_of_calls_show_and_may_be_looked_for_never(how):
-    seen = Seen([partial(Edited, "hills")], how, "egl")
-    blind = Seen([partial(Edited, "hills")], how, "egl", edits="never")
-    async with seen.envs, blind.envs:
-        for each in (seen, blind):
+    recording = Recording([partial(Edited, "hills")], how, "egl")
+    blind = Recording([partial(Edited, "hills")], how, "egl", edits="never")
+    async with recording.envs, blind.envs:
+        for each in (recording, blind):
             await each.reset(seed=3)
             await each.envs.call("edit")
             await each.step()
-    assert not seen.wrong.any()
+    assert not recording.wrong.any()
     assert blind.wrong.all()
 
 
@@ -202,16 +202,16 @@ async def test_edits_of_calls_show_and_may_be_looked_for_never(how):
 async def test_a_render_worker_that_is_started_again_has_the_models(how):
     policy = aioenv.RestartPolicy(backoff_s=0.01)
     names = ["hills", "recompiled", "more"]
-    seen = Seen([partial(Edited, name) for name in names], how, "egl", restart=policy)
-    async with seen.envs:
-        await seen.reset(seed=3)
-        await seen.step()
-        session = seen.envs._session
+    recording = Recording([partial(Edited, name) for name in names], how, "egl", restart=policy)
+    async with recording.envs:
+        await recording.reset(seed=3)
+        await recording.step()
+        session = recording.envs._session
         (worker,) = session.render_workers
         worker.kill("by a test")
-        await seen.step()
-        await seen.step()
-    assert not seen.wrong.any()
+        await recording.step()
+        await recording.step()
+    assert not recording.wrong.any()
 
 
 @pytest.mark.asyncio
@@ -297,14 +297,14 @@ class Blinded(Edited):
 @pytest.mark.asyncio
 @EITHER_POOL
 async def test_a_model_without_the_camera_is_told_and_the_next_one_drawn(how):
-    seen = Seen([partial(Blinded, "nothing")], how, "egl")
-    async with seen.envs:
+    recording = Recording([partial(Blinded, "nothing")], how, "egl")
+    async with recording.envs:
         for _ in range(2):
-            await seen.reset(seed=3)
+            await recording.reset(seed=3)
             with pytest.raises(aioenv.AioenvError, match="no camera 'side'"):
-                await seen.look(await seen.envs.reset(seed=3))
-        await seen.reset(seed=3)
-    assert not seen.wrong.any()
+                await recording.look(await recording.envs.reset(seed=3))
+        await recording.reset(seed=3)
+    assert not recording.wrong.any()
 
 
 def test_a_state_of_another_size_is_told_without_numpys_error():

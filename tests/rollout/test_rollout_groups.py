@@ -120,7 +120,7 @@ async def test_a_vector_env_in_this_process_has_no_workers():
 # ------------------------------------------------------------ one after another
 
 
-async def test_the_next_rollout_asks_nobody_how_things_stand():
+async def test_the_next_rollout_sends_no_extra_request():
     async with aioenv.make_vec("CartPole-v1"):  # keeps the fork server
         for mode in AutoresetMode:
             options = {"num_workers": 2, "autoreset_mode": mode, "max_episode_steps": 11}

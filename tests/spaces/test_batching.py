@@ -85,7 +85,7 @@ def test_infos_merge_as_gymnasiums(steps, workers):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_the_usual_step_and_the_odd_one(workers):
+def test_the_usual_step_and_the_unusual_one(workers):
     usual = [{"a": 1.5 * i, "b": np.float32(i), "c": {"d": i}} for i in range(6)]
     arrays = [{"x": np.arange(3) + i, "y": float(i)} for i in range(6)]
     other_shape = [{"x": np.zeros((2, 2)), "y": 0.0} for _ in range(6)]
@@ -126,7 +126,7 @@ def test_the_usual_step_and_the_odd_one(workers):
         [{"episode": {"r": np.float32(1.5), "l": 7, "t": 0.25}, "lives": 3}, {"lives": 2}],
     ],
 )
-def test_odd_infos_merge_as_gymnasiums(infos, workers):
+def test_unusual_infos_merge_as_gymnasiums(infos, workers):
     for got in by_workers([infos, infos], workers):
         assert_same(got, by_gymnasium(infos))
 
@@ -154,9 +154,9 @@ def test_last_observations_are_arrays_of_their_own():
 
 def test_columns_that_are_cut_short_are_an_error_of_the_wire():
     groups = [ColumnGroup(3, (0, 2), b"12345678", []), ColumnGroup(4, None, b"", [])]
-    tail = dump_columns(groups)
-    assert [ColumnGroup(*group, []) for group in load_columns(memoryview(tail))] == groups
-    for wrong in (*(tail[:i] for i in range(1, len(tail))), tail + b"x"):
+    payload = dump_columns(groups)
+    assert [ColumnGroup(*group, []) for group in load_columns(memoryview(payload))] == groups
+    for wrong in (*(payload[:i] for i in range(1, len(payload))), payload + b"x"):
         with pytest.raises(WireError):
             load_columns(memoryview(wrong))
 

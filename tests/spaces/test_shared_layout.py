@@ -1,4 +1,4 @@
-"""Shared memory: what lies there, who may have it, and for how long."""
+"""Arrays in shared memory: which lie there, how long they stay unchanged, and when they are used again."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_what_is_large_is_shared():
     observations, actions = Layout(Camera.observation_space), Layout(ACTIONS)
     per_env = 40 * 30 * 3
     enough = -(-SHARED_BYTES // per_env)
-    plane = choose_shared_layout("auto", observations, actions, 2 * enough, 2, 5)
-    assert [observations.leaves[i].path for i in plane.observations] == ["['image']"]
+    layout = choose_shared_layout("auto", observations, actions, 2 * enough, 2, 5)
+    assert [observations.leaves[i].path for i in layout.observations] == ["['image']"]
     assert choose_shared_layout("auto", observations, actions, 2 * (enough - 1), 2, 5) is None, "less for each worker"
     assert choose_shared_layout("frames", observations, actions, 999, 1, 5) is None
     everything = choose_shared_layout("shared", observations, actions, 1, 1, 5)
@@ -117,8 +117,8 @@ async def test_a_masked_reset_shows_the_others_as_they_were():
 
 
 @pytest.mark.asyncio
-async def test_whoever_keeps_results_keeps_them_unchanged():
-    """More batches than there are lanes; and of some just a view."""
+async def test_kept_results_stay_unchanged():
+    """More batches than there are shared batches; and of some just a view."""
     async with make(3, num_workers=2) as envs:
         await envs.reset(seed=0)
         kept, copies = [], []
@@ -133,7 +133,7 @@ async def test_whoever_keeps_results_keeps_them_unchanged():
 
 
 @pytest.mark.asyncio
-async def test_memory_is_used_again_once_nobody_has_it():
+async def test_memory_is_used_again_once_it_is_released():
     async with make(3) as envs:
         await envs.reset(seed=0)
         addresses = set()

@@ -29,7 +29,7 @@ class Ends:
     def tell(
         self, infos: Sequence[tuple[int, dict[Any, Any]]], rows: Sequence[int], start: int
     ) -> tuple[WorkerRequest, bytes]:
-        """The part of some of its rows, from row `start` of the batch on, and the tail of its reply."""
+        """The part of some of its rows, from row `start` of the batch on, and the payload of its reply."""
         groups = self.gatherer.gather([(row, info) for row, info in infos if info], rows)
         self.member.schemas.update(load(dump(self.gatherer.take_new_schemas())))
         slots = np.array(rows, np.int64) + self.member.start
@@ -38,7 +38,7 @@ class Ends:
 
 
 def a_step(*workers: Sequence[dict[str, Any]]) -> list[tuple[WorkerRequest, bytes]]:
-    """Parts and tails of a step of all slots, whose infos these are by worker."""
+    """Parts and payloads of a step of all slots, whose infos these are by worker."""
     same: dict[Schema, Schema] = {}
     told, start = [], 0
     for infos in workers:
@@ -48,13 +48,13 @@ def a_step(*workers: Sequence[dict[str, Any]]) -> list[tuple[WorkerRequest, byte
     return told
 
 
-def view(tail: bytes) -> memoryview:
-    return memoryview(bytearray(tail))
+def view(payload: bytes) -> memoryview:
+    return memoryview(bytearray(payload))
 
 
-def in_c(part: Any, tail: Any) -> Any:
+def in_c(part: Any, payload: Any) -> Any:
     assert speedups.read_columns is not None
-    return speedups.read_columns(part, tail, Columns)
+    return speedups.read_columns(part, payload, Columns)
 
 
 def merged_in_c(parts: Any, size: Any, named: Any = merging._named) -> Any:
@@ -62,13 +62,13 @@ def merged_in_c(parts: Any, size: Any, named: Any = merging._named) -> Any:
     return speedups.merge_columns(parts, size, named)
 
 
-def in_python(part: WorkerRequest, tail: memoryview) -> Any:
-    """What `read_payload` makes of a tail without C: columns, or the exception as text."""
+def in_python(part: WorkerRequest, payload: memoryview) -> Any:
+    """What `read_payload` makes of a payload without C: columns, or the exception as text."""
     part.columns = ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speedups, "read_columns", None)
         try:
-            read_payload(part, tail)
+            read_payload(part, payload)
         except Exception as exc:
             return f"{type(exc).__name__}: {exc}"
     return part.columns

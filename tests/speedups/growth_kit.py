@@ -1,4 +1,4 @@
-"""What is done very often leaves nothing behind: no reference, no object, no memory."""
+"""Check that a function that is called very often leaks no reference, no object and no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers without processes, for tests of how a plain step passes the parent."""
+"""Workers without processes, for tests of a plain step in the parent."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Peer:
 
 
 class World:
-    """Workers with so many slots each, what sends to them, and exchanges with all of them."""
+    """Workers with so many slots each, what sends to them, and batch_requests with all of them."""
 
     def __init__(self, *counts: int) -> None:
         self.offered: list[WorkerRequest] = []
@@ -139,13 +139,13 @@ class World:
             pixel_renderer=None,
             on_ready=lambda _, part: self.offered.append(part),
         )
-        self.exchanges = [self.make_request(number) for number in (1, 2)]
+        self.batch_requests = [self.make_request(number) for number in (1, 2)]
         self.turn = 0
-        for exchange in self.exchanges:
-            exchange.reset(stepped=True, waiting=True)
-            for array in (*exchange.batch.obs, exchange.batch.reward):
+        for batch_request in self.batch_requests:
+            batch_request.reset(stepped=True, waiting=True)
+            for array in (*batch_request.batch.obs, batch_request.batch.reward):
                 array.fill(-7)
-            exchange.batch.clear(0, sum(counts))
+            batch_request.batch.clear(0, sum(counts))
 
     def make_request(self, shared_batch: int) -> BatchRequest:
         """A request to all workers, about all of their slots."""
@@ -165,12 +165,12 @@ class World:
             peer.socket.close()
 
     def send(self, actions: Sequence[np.ndarray[Any, Any]] = ()) -> BatchRequest:
-        """Step all slots; gives one exchange, then the other."""
-        exchange = self.exchanges[self.turn]
+        """Step all slots; gives one batch_request, then the other."""
+        batch_request = self.batch_requests[self.turn]
         self.turn = 1 - self.turn
-        exchange.reset(stepped=True, waiting=True)
-        self.dispatcher.submit_steps(exchange, *split(exchange, actions))
-        return exchange
+        batch_request.reset(stepped=True, waiting=True)
+        self.dispatcher.submit_steps(batch_request, *split(batch_request, actions))
+        return batch_request
 
     def state(self) -> Any:
         """All that replies and requests change, but for how the stream ended."""
@@ -187,27 +187,27 @@ class World:
             )
             for peer in self.peers
         ]
-        exchanges = [
+        batch_requests = [
             (
-                exchange.open,
-                exchange.done.done(),
-                list(map(bytes, map(byte_view, exchange.batch._arrays))),
+                batch_request.open,
+                batch_request.done.done(),
+                list(map(bytes, map(byte_view, batch_request.batch._arrays))),
                 [
                     (part.arrived, part.request_id, told(part.errors), seen(part.columns), part.exhausted)
-                    for part in exchange.parts
+                    for part in batch_request.parts
                 ],
             )
-            for exchange in self.exchanges
+            for batch_request in self.batch_requests
         ]
-        return peers, exchanges, len(self.offered), self.over
+        return peers, batch_requests, len(self.offered), self.over
 
 
 def split(
-    exchange: BatchRequest, actions: Sequence[np.ndarray[Any, Any]]
+    batch_request: BatchRequest, actions: Sequence[np.ndarray[Any, Any]]
 ) -> tuple[list[memoryview], list[list[slice]], list[bytes]]:
     """Actions as `Dispatcher` hands them on."""
     bytes_each = [array.nbytes // len(array) for array in actions]
-    cuts = [[slice(part.start * size, part.stop * size) for size in bytes_each] for part in exchange.parts]
+    cuts = [[slice(part.start * size, part.stop * size) for size in bytes_each] for part in batch_request.parts]
     return list(map(byte_view, actions)), cuts, [b""] * len(cuts)
 
 
@@ -221,23 +221,23 @@ def seen(columns: Sequence[Any]) -> list[Any]:
 
 def reply(
     peer: Peer,
-    exchange: BatchRequest,
+    batch_request: BatchRequest,
     *,
     kind: Kind = Kind.RESULT,
     request: int | None = None,
     generation: int = GENERATION,
     fixed: Sequence[bytes] | None = None,
-    tail: bytes = b"",
+    payload: bytes = b"",
     fill: int = 1,
 ) -> bytes:
     """The bytes of a reply; flags are 1, since bools are."""
-    part = next(part for part in exchange.parts if part.member.worker is peer)
+    part = next(part for part in batch_request.parts if part.member.worker is peer)
     if fixed is None:
         fixed = [bytes([fill]) * len(view) for view in part.into[0]]
     if request is None:
         request = part.request_id
     assert request is not None
-    return b"".join(peer.encoder.encode(kind, request, generation, fixed, tail))
+    return b"".join(peer.encoder.encode(kind, request, generation, fixed, payload))
 
 
 def outcomes(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
@@ -254,8 +254,8 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
     return given
 
 
-def floats_tail(member: WorkerSlots, values: Sequence[float], rows: Sequence[int] | None = None) -> bytes:
-    """A tail of columns of a sort that the parent knows: {"x": float}."""
+def floats_payload(member: WorkerSlots, values: Sequence[float], rows: Sequence[int] | None = None) -> bytes:
+    """A payload of columns of a sort that the parent knows: {"x": float}."""
     gatherer = Gatherer()
     count = len(values)
     groups = gatherer.gather(

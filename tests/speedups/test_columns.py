@@ -74,10 +74,10 @@ def test_what_is_told_in_numbers_and_arrays_is_the_same_in_c(told, same_sorts):
     start = 0
     for (first, last), rows, infos in told:
         ends = Ends(first, last, same if same_sorts else {})
-        part, tail = ends.tell(list(zip(rows, infos, strict=True)), rows, start)
-        in_python(part, view(tail))
-        got = in_c(part, view(tail))
-        assert got is not None and seen(got) == seen(in_python(part, view(tail)))
+        part, payload = ends.tell(list(zip(rows, infos, strict=True)), rows, start)
+        in_python(part, view(payload))
+        got = in_c(part, view(payload))
+        assert got is not None and seen(got) == seen(in_python(part, view(payload)))
         columns += got
         start = part.stop
     kinds: dict[str, set[Any]] = {}
@@ -127,9 +127,9 @@ USUAL: dict[str, Sequence[Sequence[dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", USUAL)
 def test_what_is_usual_is_done_in_c(name):
     columns: list[Columns] = []
-    for part, tail in a_step(*USUAL[name]):
-        got = in_c(part, view(tail))
-        assert seen(got) == seen(in_python(part, view(tail)))
+    for part, payload in a_step(*USUAL[name]):
+        got = in_c(part, view(payload))
+        assert seen(got) == seen(in_python(part, view(payload)))
         assert all(isinstance(each, Columns) for each in got)
         assert all(isinstance(each.values, np.ndarray if each.schema.floats else list) for each in got)
         columns += got
@@ -142,7 +142,7 @@ def test_what_is_usual_is_done_in_c(name):
 
 
 def test_python_merges_what_is_new_and_c_what_it_has_merged():
-    columns = [each for part, tail in a_step(*USUAL["some have begun"]) for each in in_c(part, view(tail))]
+    columns = [each for part, payload in a_step(*USUAL["some have begun"]) for each in in_c(part, view(payload))]
     for _ in range(2):
         merging._named.clear()
         assert merged_in_c(columns, 12) is None
@@ -151,8 +151,8 @@ def test_python_merges_what_is_new_and_c_what_it_has_merged():
 
 
 def test_a_group_of_no_rows_is_one_in_c():
-    ((part, tail),) = a_step([HOPPER])
-    none = tail[:9] + bytes(4 + 8)  # -1 rows of all become 0 of some, and 0 bytes
+    ((part, payload),) = a_step([HOPPER])
+    none = payload[:9] + bytes(4 + 8)  # -1 rows of all become 0 of some, and 0 bytes
     got = in_c(part, view(none))
     assert len(got) == 1 and seen(got) == seen(in_python(part, view(none)))
     merge_infos(got, 1)
@@ -161,8 +161,8 @@ def test_a_group_of_no_rows_is_one_in_c():
 
 def test_columns_of_any_rows_merge_in_their_order():
     """The last of those that say something of a row counts, as in Python."""
-    ((part, tail),) = a_step([BEGUN])
-    schema = in_c(part, view(tail))[0].schema
+    ((part, payload),) = a_step([BEGUN])
+    schema = in_c(part, view(payload))[0].schema
     table = np.arange(6.0).reshape(2, 3)
     merge_infos([Columns(slice(0, 3), schema, table)], 3)
     cases = [
@@ -181,25 +181,25 @@ def test_slots_apart_stand_where_they_are():
     rows = [1, 2, 5, 8, 9]
     for told in ([0, 1, 2, 3, 4], [0], [4], [1, 3], [2, 3, 4]):
         infos = [(rows[i], HOPPER) for i in told]
-        part, tail = ends.tell(infos, rows, 3)
-        got = in_c(part, view(tail))
-        assert seen(got) == seen(in_python(part, view(tail)))
+        part, payload = ends.tell(infos, rows, 3)
+        got = in_c(part, view(payload))
+        assert seen(got) == seen(in_python(part, view(payload)))
         assert np.arange(99)[got[0].positions].tolist() == [3 + i for i in told]
 
 
 def test_a_row_that_the_part_has_not_is_pythons():
     ends = Ends(10, 20, {})
-    _, tail = ends.tell([(row, HOPPER) for row in (1, 2, 5)], [1, 2, 5, 6], 3)
+    _, payload = ends.tell([(row, HOPPER) for row in (1, 2, 5)], [1, 2, 5, 6], 3)
     for rows in ([1, 2], [0, 1, 2, 6, 7], [2, 5], [6], [0, 1, 2]):
         part, _ = ends.tell([], rows, 3)
-        assert in_c(part, view(tail)) is None
-        read_payload(part, view(tail))
+        assert in_c(part, view(payload)) is None
+        read_payload(part, view(payload))
         assert len(part.columns) == 1
     part, _ = ends.tell([], [1, 2, 5, 6], 3)
-    assert in_c(part, view(tail)) is not None
+    assert in_c(part, view(payload)) is not None
 
 
-# ------------------------------------------------------------ tails that are not what they were
+# ------------------------------------------------------------ payloads that are not what they were
 
 
 def three_groups() -> tuple[WorkerRequest, bytes]:
@@ -207,19 +207,19 @@ def three_groups() -> tuple[WorkerRequest, bytes]:
     ends = Ends(4, 12, {})
     infos = [HOPPER, BEGUN, MORE, HOPPER, BEGUN]
     ends.tell([(0, {"said": "a sort that is no floats"})], [0], 0)
-    part, tail = ends.tell(list(zip([0, 2, 3, 4, 7], infos, strict=True)), [0, 2, 3, 4, 7], 2)
-    assert len(in_c(part, view(tail))) == 3
-    return part, tail
+    part, payload = ends.tell(list(zip([0, 2, 3, 4, 7], infos, strict=True)), [0, 2, 3, 4, 7], 2)
+    assert len(in_c(part, view(payload))) == 3
+    return part, payload
 
 
-def check(part: WorkerRequest, tail: bytes) -> Any:
+def check(part: WorkerRequest, payload: bytes) -> Any:
     """C has the same as Python, or nothing; and with C in its place, what is read is what it is without."""
-    got, expected = in_c(part, view(tail)), in_python(part, view(tail))
+    got, expected = in_c(part, view(payload)), in_python(part, view(payload))
     if got is not None:
         assert seen(got) == seen(expected)
     part.columns = ()
     try:
-        read_payload(part, view(tail))
+        read_payload(part, view(payload))
     except Exception as exc:
         assert f"{type(exc).__name__}: {exc}" == expected
     else:
@@ -227,22 +227,22 @@ def check(part: WorkerRequest, tail: bytes) -> Any:
     return got
 
 
-def test_a_tail_that_is_cut_short_or_too_long_is_pythons():
-    part, tail = three_groups()
-    for size in range(len(tail)):
-        assert check(part, tail[:size]) is None
-    for more in (b"\0", bytes(16), tail):
-        assert check(part, tail + more) is None
-    assert check(part, tail) is not None
+def test_a_payload_that_is_cut_short_or_too_long_is_left_to_python():
+    part, payload = three_groups()
+    for size in range(len(payload)):
+        assert check(part, payload[:size]) is None
+    for more in (b"\0", bytes(16), payload):
+        assert check(part, payload + more) is None
+    assert check(part, payload) is not None
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all rows", "some rows"])
-def test_a_tail_with_any_byte_spoilt_is_read_as_in_python(whole):
-    part, tail = a_step(hoppers(n=3))[0] if whole else three_groups()
+def test_a_payload_with_any_byte_changed_is_read_as_in_python(whole):
+    part, payload = a_step(hoppers(n=3))[0] if whole else three_groups()
     read = 0
-    for place in range(len(tail)):
-        for byte in {0, 1, 2, 3, 8, 127, 255, *(tail[place] ^ 1 << bit for bit in range(8))} - {tail[place]}:
-            got = check(part, tail[:place] + bytes([byte]) + tail[place + 1 :])
+    for place in range(len(payload)):
+        for byte in {0, 1, 2, 3, 8, 127, 255, *(payload[place] ^ 1 << bit for bit in range(8))} - {payload[place]}:
+            got = check(part, payload[:place] + bytes([byte]) + payload[place + 1 :])
             read += got is not None
     assert read > 500, "of what is spoilt in its numbers alone, C finds nothing"
 
@@ -250,49 +250,49 @@ def test_a_tail_with_any_byte_spoilt_is_read_as_in_python(whole):
 @pytest.mark.parametrize("size", [0, 8, 31, 33, 1 << 32, (1 << 64) - 8, (1 << 64) - 1])
 @pytest.mark.parametrize("count", [-1, -2, 0, 1, 2, (1 << 31) - 1, -(1 << 31)])
 def test_sizes_and_counts_that_do_not_fit_are_pythons(size, count):
-    ((part, tail),) = a_step([HOPPER])
-    head = tail[:9] + (count % (1 << 32)).to_bytes(4, "little") + size.to_bytes(8, "little")
-    got = check(part, head + tail[21:])
+    ((part, payload),) = a_step([HOPPER])
+    head = payload[:9] + (count % (1 << 32)).to_bytes(4, "little") + size.to_bytes(8, "little")
+    got = check(part, head + payload[21:])
     assert got is None
 
 
 @pytest.mark.parametrize("number", [1, 2, 1 << 31, (1 << 32) - 1])
-def test_a_sort_that_nobody_knows_is_pythons(number):
-    ((part, tail),) = a_step([HOPPER])
-    assert check(part, tail[:5] + number.to_bytes(4, "little") + tail[9:]) is None
+def test_an_unknown_schema_is_left_to_python(number):
+    ((part, payload),) = a_step([HOPPER])
+    assert check(part, payload[:5] + number.to_bytes(4, "little") + payload[9:]) is None
 
 
 def test_sorts_of_something_else_are_pythons():
     for info in ({"s": "s"}, {"x": 1.0, "o": None}, {"v": np.array([None])}, {"d": {"x": 1.0}}, {"_x": 1.0, "x": 1.0}):
         (told,) = a_step([info, info])
         assert check(*told) is None
-    ((part, tail),) = a_step([HOPPER])
+    ((part, payload),) = a_step([HOPPER])
     (many,) = a_step([{f"key {i}": float(i) for i in range(65)}])
     assert check(*many) is None, "there are more keys than there is room for"
-    assert check(part, tail) is not None and check(part, b"") is None and check(part, b"I") is None
+    assert check(part, payload) is not None and check(part, b"") is None and check(part, b"I") is None
 
 
 # ------------------------------------------------------------ whose memory it is
 
 
-def test_tables_keep_the_tail():
-    (part, tail), *_ = a_step(hoppers(1))
-    data = bytearray(tail)
+def test_tables_keep_the_payload():
+    (part, payload), *_ = a_step(hoppers(1))
+    data = bytearray(payload)
     got = in_c(part, memoryview(data))
     assert [each.values.base is data for each in got + in_python(part, memoryview(data))] == [True] * 4
-    expected = seen(in_python(part, view(tail)))
+    expected = seen(in_python(part, view(payload)))
     del data, part
     gc.collect()
-    _ = [bytearray(b"x" * len(tail)) for _ in range(1000)]
+    _ = [bytearray(b"x" * len(payload)) for _ in range(1000)]
     assert seen(got) == expected
-    ((part, tail),) = a_step(hoppers(1))
-    assert [each.values.flags.writeable for each in in_c(part, memoryview(tail))] == [False] * 2
+    ((part, payload),) = a_step(hoppers(1))
+    assert [each.values.flags.writeable for each in in_c(part, memoryview(payload))] == [False] * 2
 
 
 @pytest.mark.parametrize("name", USUAL)
 def test_what_is_merged_is_the_callers_own(name):
-    tails = [(part, view(tail)) for part, tail in a_step(*USUAL[name])]
-    columns = [each for told in tails for each in in_c(*told)]
+    payloads = [(part, view(payload)) for part, payload in a_step(*USUAL[name])]
+    columns = [each for told in payloads for each in in_c(*told)]
     size = sum(map(len, USUAL[name]))
     merge_infos(columns, size)
     first = merged_in_c(columns, size)
@@ -307,7 +307,7 @@ def test_what_is_merged_is_the_callers_own(name):
         array[...] = array.dtype.type(7) if array.dtype.names is None else 7
     assert seen(second) == before == seen(merged_in_c(columns, size))
     columns.clear()
-    del tails
+    del payloads
     gc.collect()
     assert seen(second) == before
 

@@ -1,4 +1,4 @@
-"""What C is given to read and to merge may be anything: it takes no harm, and nothing stays behind."""
+"""Reading and merging of infos in C survives any input, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def harmless(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def usual() -> tuple[Any, memoryview]:
-    ((part, tail),) = a_step([INFO, {"z": 1.0}, INFO])
-    return part, view(tail)
+    ((part, payload),) = a_step([INFO, {"z": 1.0}, INFO])
+    return part, view(payload)
 
 
 def named(n: int = 3) -> tuple[list[Columns], Schema]:
     """Columns of all n rows, and their schema, which Python has merged before."""
-    ((part, tail),) = a_step([INFO] * n)
-    columns = in_c(part, view(tail))
+    ((part, payload),) = a_step([INFO] * n)
+    columns = in_c(part, view(payload))
     merge_infos(columns, n)
     return columns, columns[0].schema
 
@@ -59,39 +59,39 @@ def named(n: int = 3) -> tuple[list[Columns], Schema]:
 
 
 def test_reading_takes_any_arguments():
-    part, tail = usual()
+    part, payload = usual()
     read: Any = speedups.read_columns
-    for args in ((), (part,), (part, tail), (part, tail, Columns, None)):
+    for args in ((), (part,), (part, payload), (part, payload, Columns, None)):
         assert isinstance(harmless(read, *args), TypeError)
     for odd in ODD:
-        assert isinstance(harmless(in_c, odd, tail), AttributeError)
+        assert isinstance(harmless(in_c, odd, payload), AttributeError)
         assert harmless(in_c, part, odd) is None
-        assert isinstance(harmless(read, part, tail, odd), TypeError), "struct_time, too: it needs more than three"
+        assert isinstance(harmless(read, part, payload, odd), TypeError), "struct_time, too: it needs more than three"
 
 
 @pytest.mark.parametrize("name", ["start", "stop", "slots", "member", "member.start", "member.schemas", "_schemas"])
 def test_reading_takes_any_part(name):
-    part, tail = usual()
+    part, payload = usual()
     for odd in ODD:
         schemas = SimpleNamespace(_schemas=part.member.schemas._schemas)
         member = SimpleNamespace(start=0, stop=3, schemas=schemas)
         its = SimpleNamespace(start=0, stop=3, slots=part.slots, member=member)
-        assert len(in_c(its, tail)) == 2
+        assert len(in_c(its, payload)) == 2
         of = schemas if name == "_schemas" else member if name.startswith("member.") else its
         setattr(of, name.removeprefix("member."), odd)
-        got = harmless(in_c, its, tail)
+        got = harmless(in_c, its, payload)
         assert got is None or isinstance(got, AttributeError) or (name == "slots" and odd is THREE)
 
 
 def test_reading_takes_any_schema():
-    part, tail = usual()
+    part, payload = usual()
     known = part.member.schemas._schemas
     column = known[0].columns[0]
     for odd in [*ODD, (ODD, True, False), ((), True, False), ((column,), True, False), ((1,) * 70, True, False)]:
         known[0] = odd
-        assert harmless(in_c, part, tail) is None
+        assert harmless(in_c, part, payload) is None
     known[0] = NO_RESULT
-    assert in_c(part, tail) is None
+    assert in_c(part, payload) is None
 
 
 @pytest.mark.parametrize(
@@ -104,35 +104,38 @@ def test_reading_takes_any_schema():
     ids=repr,
 )  # fmt: skip
 def test_slots_that_are_not_the_parts_are_pythons(slots):
-    part, tail = usual()
+    part, payload = usual()
     part.slots = slots
-    assert in_c(part, tail) is None
+    assert in_c(part, payload) is None
 
 
 def test_slots_that_are_not_aligned_are_slots():
-    part, tail = usual()
+    part, payload = usual()
     part.slots = np.ndarray((3,), np.int64, bytearray(b"-") + part.slots.tobytes(), 1)
-    assert seen(in_c(part, tail)) == seen(in_python(part, tail))
+    assert seen(in_c(part, payload)) == seen(in_python(part, payload))
 
 
-def test_a_tail_that_is_not_bytes_in_a_row_is_pythons():
-    part, tail = usual()
-    several = np.repeat(np.frombuffer(tail, np.uint8), 2)
-    whole = np.frombuffer(tail, np.uint8)
+def test_a_payload_that_is_not_contiguous_is_left_to_python():
+    part, payload = usual()
+    several = np.repeat(np.frombuffer(payload, np.uint8), 2)
+    whole = np.frombuffer(payload, np.uint8)
     for odd in (
-        tail.cast("b"),
-        tail.cast("B", (1, len(tail))),
-        view(bytes(tail)[::-1])[::-1],
+        payload.cast("b"),
+        payload.cast("B", (1, len(payload))),
+        view(bytes(payload)[::-1])[::-1],
         memoryview(several)[::2],
     ):
         assert in_c(part, odd) is None
-    assert in_c(part, memoryview(whole)) is not None and in_c(part, bytes(tail)) is in_c(part, bytearray(tail)) is None
+    assert (
+        in_c(part, memoryview(whole)) is not None
+        and in_c(part, bytes(payload)) is in_c(part, bytearray(payload)) is None
+    )
 
 
-def test_nothing_is_read_beyond_the_end_of_a_tail():
-    """Behind which there is no memory: whoever looks there ends the process."""
-    part, tail = usual()
-    whole = bytes(tail)
+def test_nothing_is_read_beyond_the_end_of_a_payload():
+    """Memory whose end is followed by no memory: a read beyond it ends the process."""
+    part, payload = usual()
+    whole = bytes(payload)
     space = mmap.mmap(-1, 2 * mmap.PAGESIZE)
     here = ctypes.c_char.from_buffer(space)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -288,16 +291,16 @@ def test_positions_and_values_that_do_not_fit_are_pythons(name):
 def test_many_sorts_are_pythons():
     parts: list[Columns] = []
     for number in range(17):
-        ((part, tail),) = a_step([{f"key {number}": 1.0}])
-        parts += in_c(part, view(tail))
+        ((part, payload),) = a_step([{f"key {number}": 1.0}])
+        parts += in_c(part, view(payload))
     merge_infos(parts, 1)
     assert merged_in_c(parts, 1) is None
     assert seen(merged_in_c(parts[:16], 1)) == seen(merge_infos(parts[:16], 1))
 
 
 def test_many_keys_are_pythons():
-    ((part, tail),) = a_step([{f"key {number}": 1.0 for number in range(64)}, {"one more": 2.0}])
-    parts = in_c(part, view(tail))
+    ((part, payload),) = a_step([{f"key {number}": 1.0 for number in range(64)}, {"one more": 2.0}])
+    parts = in_c(part, view(payload))
     assert len(parts) == 2
     expected = merge_infos(parts, 2)
     assert merged_in_c(parts, 2) is None
@@ -309,11 +312,11 @@ def test_many_keys_are_pythons():
 
 @pytest.mark.parametrize("way", ["usual", "cut short", "a row too many", "no such sort", "no part", "no columns"])
 def test_reading_leaves_nothing_behind(way):
-    part, tail = usual()
+    part, payload = usual()
     kind: Any = Columns
     match way:
         case "cut short":
-            tail = tail[:-1]
+            payload = payload[:-1]
         case "a row too many":
             part.slots, part.stop = part.slots[:2], 2
         case "no such sort":
@@ -327,19 +330,19 @@ def test_reading_leaves_nothing_behind(way):
     def act() -> None:
         if way in ("no part", "no columns"):
             with pytest.raises((AttributeError, TypeError)):
-                read(part, tail, kind)
+                read(part, payload, kind)
         else:
-            assert (read(part, tail, kind) is not None) is (way == "usual")
+            assert (read(part, payload, kind) is not None) is (way == "usual")
 
     member: Any = part.member
     schemas = list(member.schemas._schemas.values()) if hasattr(member, "schemas") else []
-    check_nothing_grows(act, part, tail, tail.obj, part.slots, member, *schemas, kind, times=20_000)
+    check_nothing_grows(act, part, payload, payload.obj, part.slots, member, *schemas, kind, times=20_000)
 
 
 @pytest.mark.parametrize("way", ["usual", "two dtypes", "not named", "does not fit", "odd names", "odd dtype"])
 def test_merging_leaves_nothing_behind(way):
-    ((part, tail),) = a_step([INFO, {"z": 1.0}, {"y": 1.0} if way == "two dtypes" else INFO])
-    columns: Any = in_c(part, view(tail))
+    ((part, payload),) = a_step([INFO, {"z": 1.0}, {"y": 1.0} if way == "two dtypes" else INFO])
+    columns: Any = in_c(part, view(payload))
     names = dict(merging._named)
     merge_infos(columns, 3)
     names = {id(each.schema): merging._named[id(each.schema)] for each in columns}

@@ -1,4 +1,4 @@
-"""What other tests of the express leave out: changes of the C that none of them noticed."""
+"""Edge cases of the fast path: each pins a change of the C code that no other test noticed."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from tests.speedups.parent_kit import (
     ways,
 )
 
-pytestmark = pytest.mark.usefixtures("no_bell", "a_worker_within")
+pytestmark = pytest.mark.usefixtures("no_wakeup_coalescing", "a_worker_within")
 
-# the tail of a request for successive rows
+# the payload of a request for successive rows
 RUN = struct.Struct("<cII")
 
 
@@ -65,7 +65,7 @@ def sound(data: bytes, place: int, byte: int) -> bytes:
 
 @ways
 @pytest.mark.asyncio
-async def test_a_step_never_overtakes_what_is_unsent_though_there_is_room_again(monkeypatch, c):
+async def test_a_step_never_overtakes_unsent_bytes_though_the_socket_is_writable_again(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
     given = outcomes(monkeypatch, "send_steps")
@@ -89,8 +89,8 @@ async def test_a_reply_of_another_wire_is_none_though_its_crc_is_sound(monkeypat
     async def outcome() -> Any:
         async with World(2) as world:
             (peer,) = world.peers
-            exchange = world.send()
-            peer.socket.sendall(sound(reply(peer, exchange), place, byte))
+            batch_request = world.send()
+            peer.socket.sendall(sound(reply(peer, batch_request), place, byte))
             peer.drain()
             return world.state(), await peer.ending()
 
@@ -106,31 +106,33 @@ async def test_a_reply_of_another_wire_is_none_though_its_crc_is_sound(monkeypat
 async def test_the_last_reply_of_a_step_leaves_nothing_behind():
     async with World(1) as world:
         (peer,) = world.peers
-        exchange: BatchRequest = world.exchanges[0]
-        token, part = object(), exchange.parts[0]
-        exchange.done = Fake(done=bool, set_result=lambda _: token)  # type: ignore[assignment]
-        views, cuts, tails = split(exchange, [np.arange(2.0).reshape(1, 2)])
+        batch_request: BatchRequest = world.batch_requests[0]
+        token, part = object(), batch_request.parts[0]
+        batch_request.done = Fake(done=bool, set_result=lambda _: token)  # type: ignore[assignment]
+        views, cuts, payloads = split(batch_request, [np.arange(2.0).reshape(1, 2)])
         send: Any = speedups.send_steps
         take: Any = speedups.take_replies
         fixed = [bytes(view) for view in part.into[0]]
 
         def there_and_back() -> None:
-            exchange.open = 1
-            assert send(exchange.parts, views, cuts, tails) == 1
+            batch_request.open = 1
+            assert send(batch_request.parts, views, cuts, payloads) == 1
             peer.socket.recv(100)
             assert part.request_id is not None
             peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request_id, GENERATION, fixed)))
             assert take(peer.channel) == -1
 
-        check_nothing_grows(there_and_back, token, exchange.done, part, exchange, peer.channel, peer.requests.pending)
+        check_nothing_grows(
+            there_and_back, token, batch_request.done, part, batch_request, peer.channel, peer.requests.pending
+        )
 
 
 # ------------------------------------------------------------ in a worker
 
 # what is no plain step, though some of it is as long as one
 OTHERS: dict[str, Callable[[Desk], bytes]] = {
-    "a tail": lambda desk: desk.encode(tail=b"tail"),
-    "a tail as long as that of a run": lambda desk: desk.encode(tail=b"123456789"),
+    "a tail": lambda desk: desk.encode(payload=b"tail"),
+    "a tail as long as that of a run": lambda desk: desk.encode(payload=b"123456789"),
     "short": lambda desk: desk.encode(fixed=[b"short"]),
     "long": lambda desk: desk.encode(fixed=[bytes(99)]),
     "nothing": lambda desk: desk.encode(fixed=[]),
@@ -143,8 +145,8 @@ OTHERS: dict[str, Callable[[Desk], bytes]] = {
     "one that is lost before": lambda desk: (desk.encode(), desk.encode())[1],
     "another magic": lambda desk: sound(desk.encode(), 1, 0x0F),
     "another version": lambda desk: sound(desk.encode(), 2, 2),
-    "a run of another magic": lambda desk: sound(desk.encode(fixed=[bytes(8)], tail=RUN.pack(b"R", 1, 1)), 1, 0x0F),
-    "a run of another version": lambda desk: sound(desk.encode(fixed=[bytes(8)], tail=RUN.pack(b"R", 1, 1)), 2, 2),
+    "a run of another magic": lambda desk: sound(desk.encode(fixed=[bytes(8)], payload=RUN.pack(b"R", 1, 1)), 1, 0x0F),
+    "a run of another version": lambda desk: sound(desk.encode(fixed=[bytes(8)], payload=RUN.pack(b"R", 1, 1)), 2, 2),
 }
 
 
@@ -191,7 +193,7 @@ def test_c_says_how_many_steps_it_has_answered(seconds, given):
 @pytest.mark.parametrize(
     "odd", [np.arange(3.0), [1, 2, 3], np.arange(3, dtype=">f4"), np.ones((3, 2), np.float32)[:, 0]]
 )
-def test_the_infos_of_an_odd_observation_are_told_once(monkeypatch, mode, odd):
+def test_the_infos_of_an_invalid_observation_are_told_once(monkeypatch, mode, odd):
     def step(env: Told, n: int) -> dict[str, Any]:
         told = {"info": {"x": n + env.row / 9}}
         return {"obs": odd, **told} if (env.row, n) == (2, 4) else told
@@ -205,7 +207,7 @@ def test_the_infos_of_an_odd_observation_are_told_once(monkeypatch, mode, odd):
 
 
 @compiled
-def test_a_reply_waits_for_room_and_meanwhile_signals_are_handled():
+def test_signals_are_handled_while_a_reply_waits_for_the_socket():
     with telling("floats") as desk:
         desk.step()
         desk.theirs.setblocking(False)
@@ -247,11 +249,11 @@ def in_this_way(monkeypatch: pytest.MonkeyPatch, way: Callable[[pytest.MonkeyPat
         yield
 
 
-def asked(actions: bytes, tail: bytes) -> tuple[list[bytes], Any]:
+def asked(actions: bytes, payload: bytes) -> tuple[list[bytes], Any]:
     """What a worker says to a request to step some rows, and to one for all before and after that."""
     with Session("floats", AutoresetMode.NEXT_STEP) as session:
         frames = [session.reset(), session.ask(Kind.STEP, [bytes(4 * 8)])]
-        frames.append(session.ask(Kind.STEP, [actions], tail))
+        frames.append(session.ask(Kind.STEP, [actions], payload))
         frames.append(session.ask(Kind.STEP, [bytes(4 * 8)]))
         assert session.end() is None
         return session.raw, list(map(plain, frames))
@@ -263,15 +265,15 @@ def asked(actions: bytes, tail: bytes) -> tuple[list[bytes], Any]:
 def test_rows_that_follow_one_another_or_are_said_to_are_stepped_as_in_python(monkeypatch, first, size):
     actions = np.arange(size, dtype=np.int64).tobytes()
     for count in range(6):  # a huge one would have Python list as many rows
-        tail = RUN.pack(b"R", first, count)
-        raw, said = asked(actions, tail)
+        payload = RUN.pack(b"R", first, count)
+        raw, said = asked(actions, payload)
         with in_this_way(monkeypatch, python_answers):
-            assert asked(actions, tail)[0] == raw
+            assert asked(actions, payload)[0] == raw
         assert said[3][0] is Kind.RESULT, "it goes on"
         if 0 < count == size <= 4 - first and size < 4:  # all rows are never a run
             assert said[2][0] is Kind.RESULT and len(said[2][2]) == count * (12 + 8 + 2)
             with in_this_way(monkeypatch, all_in_python):  # which finds out amid a step what can't be
-                assert asked(actions, tail)[1] == said
+                assert asked(actions, payload)[1] == said
 
 
 @compiled
@@ -292,19 +294,19 @@ def test_a_spoilt_request_for_a_run_ends_the_worker_as_in_python(monkeypatch, pl
     assert endings[0].startswith("WireError: ") and len(set(endings)) == 1
 
 
-def serve_nobody() -> None:
+def serve_no_envs() -> None:
     """Answer a request for a run with a plan of no envs."""
     worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
         plan = list(desk.service.fast_path() or ())
         plan[2] = []
-        desk.mine.sendall(desk.encode(fixed=[bytes(16)], tail=RUN.pack(b"R", 0, 2)))
+        desk.mine.sendall(desk.encode(fixed=[bytes(16)], payload=RUN.pack(b"R", 0, 2)))
         fd = desk.theirs.fileno()
         speedups.serve_steps(fd, fd, desk.its_decoder, desk.its_encoder, tuple(plan), 0.0)  # type: ignore[misc]
 
 
 @compiled
-def test_a_plan_of_no_envs_is_no_crash():
-    code = "from tests.speedups import test_fast_path_edge_cases as tests; tests.serve_nobody()"
+def test_a_fast_path_of_no_envs_is_no_crash():
+    code = "from tests.speedups import test_fast_path_edge_cases as tests; tests.serve_no_envs()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert ended.returncode >= 0, f"signal {-ended.returncode}"

@@ -27,10 +27,10 @@ from tests.speedups.parent_kit import (
     split,
 )
 
-pytestmark = pytest.mark.usefixtures("no_bell")
+pytestmark = pytest.mark.usefixtures("no_wakeup_coalescing")
 
 
-def raising(tail: Any) -> None:
+def raising(payload: Any) -> None:
     raise LookupError("in the reader")
 
 
@@ -42,22 +42,22 @@ def raising(tail: Any) -> None:
 async def test_a_step_there_and_back_leaves_nothing_behind(way):
     async with World(1) as world:
         (peer,) = world.peers
-        exchange = world.exchanges[0]
-        part = exchange.parts[0]
-        tail = b"tail" if way in ("with a tail", "a reader that raises") else b""
+        batch_request = world.batch_requests[0]
+        part = batch_request.parts[0]
+        payload = b"tail" if way in ("with a tail", "a reader that raises") else b""
         reader = raising if way in ("a reader that raises", "always, and it raises") else len
-        part.fast_reply = part.fast_reply._replace(fast_path=(part, exchange, reader, way.startswith("always")))
+        part.fast_reply = part.fast_reply._replace(fast_path=(part, batch_request, reader, way.startswith("always")))
         if way == "a future that raises":
-            exchange.done = Fake(done=bool, set_result=raising)
-        views, cuts, tails = split(exchange, [np.arange(2.0).reshape(1, 2)])
-        send, take, parts = speedups.send_steps, speedups.take_replies, exchange.parts
+            batch_request.done = Fake(done=bool, set_result=raising)
+        views, cuts, payloads = split(batch_request, [np.arange(2.0).reshape(1, 2)])
+        send, take, parts = speedups.send_steps, speedups.take_replies, batch_request.parts
         fixed = [bytes(view) for view in part.into[0]]
 
         def there_and_back() -> None:
-            exchange.open = 2 if way == "counted" else 1
-            assert send(parts, views, cuts, tails) == 1
+            batch_request.open = 2 if way == "counted" else 1
+            assert send(parts, views, cuts, payloads) == 1
             peer.socket.recv(100)
-            peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request_id, GENERATION, fixed, tail)))
+            peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request_id, GENERATION, fixed, payload)))
             if "raises" in way:
                 with pytest.raises(LookupError):
                     take(peer.channel)
@@ -67,9 +67,9 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
 
         channel = peer.channel
         objects = [
-            part, exchange, part.fast_reply, peer, peer.requests, peer.requests.pending, channel, channel.encoder,
+            part, batch_request, part.fast_reply, peer, peer.requests, peer.requests.pending, channel, channel.encoder,
             channel.decoder, channel.decoder._head, channel.decoder._spill, channel.unsent, parts, views, cuts, *views,
-            *cuts, *cuts[0], *part.into[0], exchange.done, raising,
+            *cuts, *cuts[0], *part.into[0], batch_request.done, raising,
         ]  # fmt: skip
         check_nothing_grows(there_and_back, *objects)
 
@@ -82,7 +82,7 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
 async def test_looking_in_vain_leaves_nothing_behind(way):
     async with World(1) as world:
         (peer,) = world.peers
-        channel, exchange = peer.channel, world.send()
+        channel, batch_request = peer.channel, world.send()
         (pending,) = peer.requests.pending.values()
         take: Any = speedups.take_replies
         expected: Any = {"nothing": -1, "something else": 40, "the end": 0}.get(way)
@@ -91,7 +91,7 @@ async def test_looking_in_vain_leaves_nothing_behind(way):
                 peer.got()
                 peer.socket.close()
             case "not to be counted":
-                exchange.waiting = False
+                batch_request.waiting = False
             case "an error":
                 del channel.decoder.chain
             case "no memory for it":
@@ -112,8 +112,16 @@ async def test_looking_in_vain_leaves_nothing_behind(way):
                 peer.socket.send(broken)
                 assert take(channel) == len(broken)
 
-            broken = reply(peer, exchange, tail=b"tail")[:-1] + b"L"
-        objects = channel, channel.decoder, channel.decoder._spill, exchange, pending, *pending.into, *exchange.parts
+            broken = reply(peer, batch_request, payload=b"tail")[:-1] + b"L"
+        objects = (
+            channel,
+            channel.decoder,
+            channel.decoder._spill,
+            batch_request,
+            pending,
+            *pending.into,
+            *batch_request.parts,
+        )
         check_nothing_grows(look, *objects)
 
 
@@ -123,8 +131,8 @@ async def test_looking_in_vain_leaves_nothing_behind(way):
 async def test_a_request_that_can_t_be_sent_leaves_nothing_behind(way):
     async with World(1) as world:
         (peer,) = world.peers
-        exchange, channel, requests = world.exchanges[0], peer.channel, peer.requests
-        parts, (views, cuts, tails) = exchange.parts, split(exchange, [np.arange(2.0).reshape(1, 2)])
+        batch_request, channel, requests = world.batch_requests[0], peer.channel, peer.requests
+        parts, (views, cuts, payloads) = batch_request.parts, split(batch_request, [np.arange(2.0).reshape(1, 2)])
         send: Any = speedups.send_steps
         kept: list[Any] = []
         times = 10_000
@@ -138,7 +146,7 @@ async def test_a_request_that_can_t_be_sent_leaves_nothing_behind(way):
                 cuts[0].append(slice(1))
             case "in part":
                 channel.send_later = lambda buffers, count: kept.append((len(buffers[0]), buffers[1], count))
-                views, cuts, tails = split(exchange, [np.zeros((1, 1 << 16))])
+                views, cuts, payloads = split(batch_request, [np.zeros((1, 1 << 16))])
                 times = 500
             case "no part":
                 parts = [None]  # type: ignore[list-item]
@@ -146,9 +154,9 @@ async def test_a_request_that_can_t_be_sent_leaves_nothing_behind(way):
         def try_it() -> None:
             if way in ("odd views", "no part"):
                 with pytest.raises((TypeError, AttributeError)):
-                    send(parts, views, cuts, tails)
+                    send(parts, views, cuts, payloads)
                 return
-            assert send(parts, views, cuts, tails) == (way == "in part")
+            assert send(parts, views, cuts, payloads) == (way == "in part")
             if way == "in part":
                 ((head, piece, count),) = kept
                 assert head == 28 and piece.obj is views[0].obj and 0 < count < len(views[0])
@@ -158,8 +166,8 @@ async def test_a_request_that_can_t_be_sent_leaves_nothing_behind(way):
                     count -= len(peer.socket.recv(1 << 20))
 
         objects = [
-            channel, channel.encoder, requests, requests.pending, exchange, *exchange.parts, views, cuts, *views,
-            *cuts[0], exchange.parts[0].fast_reply,
+            channel, channel.encoder, requests, requests.pending, batch_request, *batch_request.parts, views, cuts,
+            *views, *cuts[0], batch_request.parts[0].fast_reply,
         ]  # fmt: skip
         check_nothing_grows(try_it, *objects, times=times)
         if way == "closed":

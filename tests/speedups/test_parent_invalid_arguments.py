@@ -1,4 +1,4 @@
-"""What a plain step's C in the parent does with odd arguments: an error, never a crash."""
+"""A plain step's C in the parent answers invalid arguments with an error, never with a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aioenv.ipc.frames import Encoder, Kind
 from tests.kits.process_kit import run_alone
 from tests.speedups.parent_kit import Fake, World, compiled, split
 
-pytestmark = pytest.mark.usefixtures("no_bell")
+pytestmark = pytest.mark.usefixtures("no_wakeup_coalescing")
 
 
 def a_part(**other: Any) -> Fake:
@@ -50,10 +50,10 @@ SENDS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "too many views": (([a_part()], [VIEW] * 128, [[slice(1)] * 128], [b""]), TypeError),
     "nothing to do": (([], [], [], []), 0),
     "a part that is none": (([None], [], [[]], [b""]), AttributeError),
-    "no member": (([Fake(express=1)], [], [[]], [b""]), AttributeError),
-    "no worker": (([Fake(express=1, member=Fake())], [], [[]], [b""]), AttributeError),
+    "no member": (([Fake(fast_reply=1)], [], [[]], [b""]), AttributeError),
+    "no worker": (([Fake(fast_reply=1, member=Fake())], [], [[]], [b""]), AttributeError),
     "a channel that is none": (
-        ([Fake(express=1, member=Fake(worker=Fake(fast_channel=1)))], [], [[]], [b""]),
+        ([Fake(fast_reply=1, member=Fake(worker=Fake(fast_channel=1)))], [], [[]], [b""]),
         AttributeError,
     ),
     "a descriptor that is none": (([a_part(fd="1")], [], [[]], [b""]), TypeError),
@@ -77,7 +77,7 @@ SENDS: dict[str, tuple[tuple[Any, ...], Any]] = {
 
 @compiled
 @pytest.mark.parametrize("name", SENDS)
-def test_send_steps_takes_no_harm_from_odd_arguments(name):
+def test_send_steps_survives_invalid_arguments(name):
     arguments, expected = SENDS[name]
     assert speedups.send_steps
     if isinstance(expected, int):
@@ -130,7 +130,7 @@ CHANNELS: dict[str, tuple[dict[str, Any], Any]] = {
     "pending is no dict": ({"pending": []}, None),
     "nothing pending": ({"pending": {}}, None),
     "pending for a number": ({"pending": {0: 7}}, None),
-    "pending for nobody": ({"pending": {0: ([], print, None)}}, None),
+    "pending without a request": ({"pending": {0: ([], print, None)}}, None),
     "counted is short": ({"pending": {0: ([], print, (1,))}}, None),
     "into is none": ({"pending": {0: (None, print, (1, 2, 3, False))}}, None),
     "a whole that is none": ({"pending": {0: ([], print, (1, 2, 3, False))}}, AttributeError),
@@ -141,7 +141,7 @@ CHANNELS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @compiled
 @pytest.mark.parametrize("name", CHANNELS)
-def test_take_replies_takes_no_harm_from_odd_channels(name):
+def test_take_replies_survives_invalid_channels(name):
     odd, expected = CHANNELS[name]
     assert speedups.take_replies
     channel = a_channel(**odd)
@@ -273,6 +273,6 @@ async def test_an_exception_where_the_rest_is_kept_comes_out():
     async with World(1) as world:
         (peer,) = world.peers
         peer.channel.send_later = lambda buffers, count: 1 / 0
-        exchange = world.exchanges[0]
+        batch_request = world.batch_requests[0]
         with pytest.raises(ZeroDivisionError):
-            speedups.send_steps(exchange.parts, *split(exchange, [np.zeros((1, 1 << 20))]))
+            speedups.send_steps(batch_request.parts, *split(batch_request, [np.zeros((1, 1 << 20))]))

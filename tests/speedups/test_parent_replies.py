@@ -27,7 +27,7 @@ from tests.speedups.parent_kit import (
     Peer,
     World,
     compiled,
-    floats_tail,
+    floats_payload,
     in_python,
     outcomes,
     reply,
@@ -35,7 +35,7 @@ from tests.speedups.parent_kit import (
     ways,
 )
 
-pytestmark = pytest.mark.usefixtures("no_bell")
+pytestmark = pytest.mark.usefixtures("no_wakeup_coalescing")
 
 
 @ways
@@ -46,22 +46,22 @@ async def test_a_whole_reply_is_counted_and_the_last_one_resolves_the_step(monke
     given = outcomes(monkeypatch, "take_replies")
     async with World(2, 3) as world:
         first, second = world.peers
-        exchange = world.send()
-        first.socket.sendall(reply(first, exchange, fill=1))
+        batch_request = world.send()
+        first.socket.sendall(reply(first, batch_request, fill=1))
         first.poll()
-        assert exchange.open == 1 and not exchange.done.done()
-        assert [part.arrived for part in exchange.parts] == [True, False]
+        assert batch_request.open == 1 and not batch_request.done.done()
+        assert [part.arrived for part in batch_request.parts] == [True, False]
         assert not first.requests.pending and list(second.requests.pending) == [0]
-        second.socket.sendall(reply(second, exchange, fill=1))
+        second.socket.sendall(reply(second, batch_request, fill=1))
         second.poll()
-        assert exchange.open == 0 and exchange.done.result() is None
-        assert all(part.arrived for part in exchange.parts)
-        assert exchange.batch.terminated.all() and set(bytes(byte_view(exchange.batch.obs[0]))) == {1}
+        assert batch_request.open == 0 and batch_request.done.result() is None
+        assert all(part.arrived for part in batch_request.parts)
+        assert batch_request.batch.terminated.all() and set(bytes(byte_view(batch_request.batch.obs[0]))) == {1}
         assert given == [-1, -1] * c
         # and Python's decoder understands what comes next
         called: list[Any] = []
         request = first.submit(Kind.CALL, (), b"call", None, called.append)
-        first.socket.sendall(reply(first, exchange, request=request, fixed=(), tail=b"answer"))
+        first.socket.sendall(reply(first, batch_request, request=request, fixed=(), payload=b"answer"))
         first.poll()
         assert [bytes(frame.payload) for frame in called] == [b"answer"]
         again = world.send()
@@ -80,17 +80,17 @@ async def test_a_reply_may_come_in_two_pieces_cut_anywhere(monkeypatch, c):
         (peer,) = world.peers
         whole = 0
         for cut in itertools.count(1):
-            exchange = world.send()
-            data = reply(peer, exchange, tail=floats_tail(exchange.parts[0].member, [0.5]))
+            batch_request = world.send()
+            data = reply(peer, batch_request, payload=floats_payload(batch_request.parts[0].member, [0.5]))
             if cut == len(data):
                 break
             peer.socket.sendall(data[:cut])
             peer.drain()
-            assert exchange.open == 1 and not exchange.parts[0].arrived
+            assert batch_request.open == 1 and not batch_request.parts[0].arrived
             peer.socket.sendall(data[cut:])
             peer.drain()
-            assert exchange.done.done() and exchange.parts[0].arrived and not peer.requests.pending
-            assert seen(exchange.parts[0].columns)[0][2] == [[0.5]]
+            assert batch_request.done.done() and batch_request.parts[0].arrived and not peer.requests.pending
+            assert seen(batch_request.parts[0].columns)[0][2] == [[0.5]]
             whole += 1
         assert whole > 60
 
@@ -133,47 +133,47 @@ async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypa
         (peer,) = world.peers
         told: list[Any] = []
         made = [world.make_request(1) for _ in range(4)]
-        for exchange in made:
-            exchange.reset(stepped=True, waiting=True)
-            let_tell(exchange, told)
-            world.dispatcher.submit_steps(exchange, [], [[]], [b""])
+        for batch_request in made:
+            batch_request.reset(stepped=True, waiting=True)
+            let_tell(batch_request, told)
+            world.dispatcher.submit_steps(batch_request, [], [[]], [b""])
         called: list[Any] = []
         request = peer.submit(Kind.CALL, (), b"call", None, called.append) if behind == "an answer to a call" else None
-        tails = [b"", b"one", b"x" * 900, b""]
-        data = [reply(peer, e, fill=n % 2, tail=tails[n]) for n, e in enumerate(made)]
+        payloads = [b"", b"one", b"x" * 900, b""]
+        data = [reply(peer, e, fill=n % 2, payload=payloads[n]) for n, e in enumerate(made)]
         if request is not None:
-            data.append(reply(peer, made[0], request=request, fixed=(), tail=b"answer"))
+            data.append(reply(peer, made[0], request=request, fixed=(), payload=b"answer"))
         cut = len(data[-1]) // 2 if behind == "half a reply" else 0
         stream = b"".join(data)
         peer.socket.sendall(stream[: len(stream) - cut])
         peer.poll()
-        assert [exchange.open for exchange in made] == [0, 0, 0, int(cut > 0)]
+        assert [batch_request.open for batch_request in made] == [0, 0, 0, int(cut > 0)]
         peer.socket.sendall(stream[len(stream) - cut :])
         peer.drain()
-        assert not any(exchange.open for exchange in made) and not peer.requests.pending
+        assert not any(batch_request.open for batch_request in made) and not peer.requests.pending
         assert told == [(1, b"one"), (2, b"x" * 900)]
-        for number, exchange in enumerate(made):
-            assert set(bytes(byte_view(exchange.batch.obs[0]))) == {number % 2}, "to each its own"
+        for number, batch_request in enumerate(made):
+            assert set(bytes(byte_view(batch_request.batch.obs[0]))) == {number % 2}, "to each its own"
         assert [bytes(frame.payload) for frame in called] == [b"answer"] * (request is not None)
         assert given[:1] == [-1 if behind == "nothing" else -2] * c
         assert await peer.ending() == "it goes on"
 
 
-def let_tell(exchange: BatchRequest, told: list[Any]) -> None:
-    """Have an exchange of one part do no more with its reply than to count it, and to note the request and the tail."""
-    part = exchange.parts[0]
+def let_tell(batch_request: BatchRequest, told: list[Any]) -> None:
+    """Have a request to one worker count its reply, and note the id and the payload, and nothing else."""
+    part = batch_request.parts[0]
 
-    def read(tail: memoryview) -> None:
-        told.append((part.request_id, bytes(tail)))
+    def read(payload: memoryview) -> None:
+        told.append((part.request_id, bytes(payload)))
 
     def on_reply(frame: Any) -> None:
         if len(frame.payload):
             read(frame.payload)
         part.arrived = True
-        exchange.open -= 1
-        exchange.done.set_result(None)
+        batch_request.open -= 1
+        batch_request.done.set_result(None)
 
-    part.on_reply, part.fast_reply = on_reply, PendingReply(part.into[0], on_reply, (part, exchange, read, False))
+    part.on_reply, part.fast_reply = on_reply, PendingReply(part.into[0], on_reply, (part, batch_request, read, False))
 
 
 @ways
@@ -193,11 +193,11 @@ async def test_the_reply_to_the_second_request_may_come_first(monkeypatch, c):
         assert first.done.done() and not first.batch.terminated.any() and second.batch.terminated.all()
 
 
-TAILS: dict[str, Callable[[WorkerSlots], bytes]] = {
-    "columns": lambda member: floats_tail(member, [1.5, -2.5]),
-    "columns of a row": lambda member: floats_tail(member, [3.5], [1]),
+PAYLOADS: dict[str, Callable[[WorkerSlots], bytes]] = {
+    "columns": lambda member: floats_payload(member, [1.5, -2.5]),
+    "columns of a row": lambda member: floats_payload(member, [3.5], [1]),
     "columns of no known sort": lambda member: dump_columns([(77, None, b"12345678" * 2, [])]),
-    "columns cut short": lambda member: floats_tail(member, [1.5, -2.5])[:-3],
+    "columns cut short": lambda member: floats_payload(member, [1.5, -2.5])[:-3],
     "a failure": lambda member: dump(StepReply([], [], [], [Failure(1, "LookupError", "lost", "tb", None)])),
     "no further episode": lambda member: dump(StepReply([], [], [], [], [0])),
     "no pickle": lambda member: b"nonsense",
@@ -209,67 +209,67 @@ TAILS: dict[str, Callable[[WorkerSlots], bytes]] = {
 async def with_tail(name: str) -> Any:
     async with World(2, 2) as world:
         first, second = world.peers
-        exchange = world.send()
-        for peer, part in zip((first, second), exchange.parts, strict=True):
-            peer.socket.sendall(reply(peer, exchange, fill=0, tail=TAILS[name](part.member)))
+        batch_request = world.send()
+        for peer, part in zip((first, second), batch_request.parts, strict=True):
+            peer.socket.sendall(reply(peer, batch_request, fill=0, payload=PAYLOADS[name](part.member)))
             peer.drain()
         return world.state(), [await peer.ending() for peer in world.peers]
 
 
 @compiled
 @pytest.mark.asyncio
-@pytest.mark.parametrize("name", TAILS)
-async def test_the_tail_of_a_reply_is_read_as_python_reads_it(monkeypatch, name):
+@pytest.mark.parametrize("name", PAYLOADS)
+async def test_the_payload_of_a_reply_is_read_as_python_reads_it(monkeypatch, name):
     given = outcomes(monkeypatch, "take_replies")
     in_c = await with_tail(name)
     assert (given == [-1, -1]) == (name != "more than is read at once")
     in_python(monkeypatch)
     state, endings = await with_tail(name)
     assert in_c == (state, endings) and endings == ["it goes on"] * 2
-    assert all(exchange[:2] == (0, True) for exchange in state[1][:1]), "whatever the tail is: it is a reply"
+    assert all(batch_request[:2] == (0, True) for batch_request in state[1][:1]), "whatever the tail is: it is a reply"
 
 
 @ways
 @pytest.mark.asyncio
-async def test_whoever_reads_a_tail_gets_memory_of_his_own(monkeypatch, c):
+async def test_a_reader_of_a_payload_gets_memory_of_its_own(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
     async with World(1) as world:
         (peer,) = world.peers
-        tails: list[memoryview] = []
-        for exchange in world.exchanges:
-            into, on_reply, _ = exchange.parts[0].fast_reply
-            exchange.parts[0].fast_reply = PendingReply(
-                into, on_reply, (exchange.parts[0], exchange, tails.append, False)
+        payloads: list[memoryview] = []
+        for batch_request in world.batch_requests:
+            into, on_reply, _ = batch_request.parts[0].fast_reply
+            batch_request.parts[0].fast_reply = PendingReply(
+                into, on_reply, (batch_request.parts[0], batch_request, payloads.append, False)
             )
-            exchange.parts[0].on_reply = lambda frame, part=exchange.parts[0]: (
-                tails.append(frame.payload),
+            batch_request.parts[0].on_reply = lambda frame, part=batch_request.parts[0]: (
+                payloads.append(frame.payload),
                 setattr(part, "arrived", True),
             )
-        for exchange, tail in ((world.send(), b"the first"), (world.send(), b"the second")):
-            peer.socket.sendall(reply(peer, exchange, tail=tail))
+        for batch_request, payload in ((world.send(), b"the first"), (world.send(), b"the second")):
+            peer.socket.sendall(reply(peer, batch_request, payload=payload))
             peer.poll()
-            assert exchange.parts[0].arrived
-        assert list(map(bytes, tails)) == [b"the first", b"the second"]
-        assert all(type(tail) is memoryview and tail.format == "B" and tail.ndim == 1 for tail in tails)
+            assert batch_request.parts[0].arrived
+        assert list(map(bytes, payloads)) == [b"the first", b"the second"]
+        assert all(type(payload) is memoryview and payload.format == "B" and payload.ndim == 1 for payload in payloads)
 
 
 # what a worker may say in place of a plain reply to the oldest of two requests: it, and whether that breaks the stream
 REPLIES: dict[str, tuple[Callable[[Peer, BatchRequest], bytes], bool]] = {
     "a failure": (
         lambda peer, e: reply(
-            peer, e, kind=Kind.FAILURE, fixed=(), tail=dump(Failure(0, "LookupError", "lost", "tb", None))
+            peer, e, kind=Kind.FAILURE, fixed=(), payload=dump(Failure(0, "LookupError", "lost", "tb", None))
         ),
         False,
     ),
     "a failure that is as long": (
-        lambda peer, e: reply(peer, e, kind=Kind.FAILURE, tail=dump(Failure(0, "LookupError", "lost", "tb", None))),
+        lambda peer, e: reply(peer, e, kind=Kind.FAILURE, payload=dump(Failure(0, "LookupError", "lost", "tb", None))),
         True,
     ),
-    "images": (lambda peer, e: reply(peer, e, kind=Kind.IMAGES, fixed=(), tail=b"images"), False),
+    "images": (lambda peer, e: reply(peer, e, kind=Kind.IMAGES, fixed=(), payload=b"images"), False),
     "images that are as long": (lambda peer, e: reply(peer, e, kind=Kind.IMAGES), True),
-    "to nobody": (lambda peer, e: reply(peer, e, request=99, fixed=()), False),
-    "to nobody, as long": (lambda peer, e: reply(peer, e, request=99), True),
+    "to no request": (lambda peer, e: reply(peer, e, request=99, fixed=()), False),
+    "to no request, as long": (lambda peer, e: reply(peer, e, request=99), True),
     "of an earlier life": (lambda peer, e: reply(peer, e, generation=GENERATION - 1, fixed=()), False),
     "of an earlier life, as long": (lambda peer, e: reply(peer, e, generation=GENERATION - 1), True),
     "of a later life, as long": (lambda peer, e: reply(peer, e, generation=GENERATION + 1), True),
@@ -278,7 +278,7 @@ REPLIES: dict[str, tuple[Callable[[Peer, BatchRequest], bytes], bool]] = {
     "nothing": (lambda peer, e: reply(peer, e, fixed=()), False),
     "in other pieces": (lambda peer, e: reply(peer, e, fixed=[b"\1" * 2 * 22]), False),
     "a request": (lambda peer, e: reply(peer, e, kind=Kind.STEP), True),
-    "ready": (lambda peer, e: reply(peer, e, kind=Kind.READY, fixed=(), tail=b"ready"), False),
+    "ready": (lambda peer, e: reply(peer, e, kind=Kind.READY, fixed=(), payload=b"ready"), False),
     "nonsense": (lambda peer, e: b"Segmentation fault (core dumped)\n" * 9, True),
     "another version": (lambda peer, e: reply(peer, e)[:2] + b"\2" + reply(peer, e)[3:], True),
     "a frame before it is missing": (lambda peer, e: reply(peer, e) and reply(peer, e), True),
@@ -347,13 +347,17 @@ async def flipped(byte: int, behind: bool = False) -> list[Any]:
             if behind:
                 first = world.send()
                 before = reply(peer, first)
-            exchange = world.send()
-            data = bytearray(reply(peer, exchange, fill=0, tail=b"tail"))
+            batch_request = world.send()
+            data = bytearray(reply(peer, batch_request, fill=0, payload=b"tail"))
             data[byte] ^= 1 << bit
             peer.socket.sendall(before + data)
             peer.drain()
             assert not behind or first.open == 0
-            assert exchange.open == 1 and not exchange.parts[0].arrived and list(peer.requests.pending) == [int(behind)]
+            assert (
+                batch_request.open == 1
+                and not batch_request.parts[0].arrived
+                and list(peer.requests.pending) == [int(behind)]
+            )
             found.append((world.state(), await peer.ending()))
     return found
 
@@ -384,12 +388,12 @@ async def test_a_flipped_bit_behind_a_sound_reply_breaks_the_stream_as_in_python
 
 @st.composite
 def spoiled(draw: Any) -> tuple[list[tuple[int, bytes]], bytes]:
-    """Replies to up to six steps, each with what its bytes are and a tail; and the stream, which may be broken."""
+    """Replies to up to six steps, each with what its bytes are and a payload; and the stream, which may be broken."""
     plan = draw(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([b"", b"", b"tail", b"x" * 700])), max_size=6))
     encoder, coded = Encoder(), []
-    for request, (fill, tail) in enumerate(plan):
+    for request, (fill, payload) in enumerate(plan):
         fixed = [bytes([fill]) * size for size in (2 * 12, 2 * 8, 2, 2)]
-        coded.append(b"".join(encoder.encode(Kind.RESULT, request, GENERATION, fixed, tail)))
+        coded.append(b"".join(encoder.encode(Kind.RESULT, request, GENERATION, fixed, payload)))
     return plan, draw(mutated(coded)) if draw(st.booleans()) else b"".join(coded)
 
 
@@ -398,13 +402,13 @@ async def conversation(steps: int, data: bytes, pieces: list[int]) -> Any:
     async with World(2) as world:
         (peer,) = world.peers
         made = [world.make_request(1) for _ in range(steps)]
-        tails: list[Any] = []
-        for exchange in made:
-            exchange.reset(stepped=True, waiting=True)
-            for array in exchange.batch._arrays:
+        payloads: list[Any] = []
+        for batch_request in made:
+            batch_request.reset(stepped=True, waiting=True)
+            for array in batch_request.batch._arrays:
                 array.fill(0)
-            let_tell(exchange, tails)
-            world.dispatcher.submit_steps(exchange, [], [[]], [b""])
+            let_tell(batch_request, payloads)
+            world.dispatcher.submit_steps(batch_request, [], [[]], [b""])
         seen_so_far = []
         for size in itertools.cycle(pieces):
             if not data:
@@ -412,14 +416,23 @@ async def conversation(steps: int, data: bytes, pieces: list[int]) -> Any:
             peer.socket.sendall(data[:size])
             data = data[size:]
             peer.drain()
-            seen_so_far.append([exchange.open for exchange in made])
+            seen_so_far.append([batch_request.open for batch_request in made])
             if peer.channel.poll_fd is None:
                 break
         if peer.channel.poll_fd is not None:
             peer.socket.shutdown(socket.SHUT_WR)
             peer.drain()
-        arrived = [list(map(bytes, exchange.parts[0].into[0])) for exchange in made if exchange.parts[0].arrived]
-        return seen_so_far, arrived, tails, list(peer.requests.pending), await peer.ending(), peer.channel.decoder.chain
+        arrived = [
+            list(map(bytes, batch_request.parts[0].into[0])) for batch_request in made if batch_request.parts[0].arrived
+        ]
+        return (
+            seen_so_far,
+            arrived,
+            payloads,
+            list(peer.requests.pending),
+            await peer.ending(),
+            peer.channel.decoder.chain,
+        )
 
 
 @compiled
@@ -438,14 +451,14 @@ def test_whatever_comes_in_whatever_pieces_is_counted_as_in_python(planned, piec
 async def test_where_there_is_nothing_to_read_nothing_is_done():
     async with World(1) as world:
         (peer,) = world.peers
-        assert speedups.take_replies(peer.channel) is None, "nobody waits for anything"
-        exchange = world.send()
+        assert speedups.take_replies(peer.channel) is None, "no reply is due"
+        batch_request = world.send()
         before = world.state()
         assert speedups.take_replies(peer.channel) == -1
         peer.poll()
         assert world.state() == before and await peer.ending() == "it goes on"
-        peer.socket.sendall(reply(peer, exchange))
-        assert speedups.take_replies(peer.channel) == -1 and exchange.done.done()
+        peer.socket.sendall(reply(peer, batch_request))
+        assert speedups.take_replies(peer.channel) == -1 and batch_request.done.done()
 
 
 @ways
@@ -456,50 +469,50 @@ async def test_the_end_of_the_stream_is_noticed(monkeypatch, c, said):
         in_python(monkeypatch)
     async with World(1) as world:
         (peer,) = world.peers
-        exchange = world.send()
-        data = reply(peer, exchange)
+        batch_request = world.send()
+        data = reply(peer, batch_request)
         peer.socket.sendall({"nothing": b"", "a reply": data, "part of a header": data[:9]}.get(said, data[:30]))
         peer.socket.close()
         peer.drain()
         cut = "WireError: the stream ended inside a frame"
         assert await peer.ending() == (cut if said.startswith("part") else "it ended")
-        assert exchange.done.done() == (said == "a reply") and bool(peer.requests.pending) == (said != "a reply")
+        assert batch_request.done.done() == (said == "a reply") and bool(peer.requests.pending) == (said != "a reply")
 
 
 @ways
 @pytest.mark.asyncio
 @pytest.mark.parametrize("before", ["cancelled", "resolved"])
-async def test_a_step_that_nobody_awaits_any_more_is_counted_all_the_same(monkeypatch, c, before):
+async def test_a_step_that_is_no_longer_awaited_is_counted(monkeypatch, c, before):
     if not c:
         in_python(monkeypatch)
     given = outcomes(monkeypatch, "take_replies")
     async with World(1) as world:
         (peer,) = world.peers
-        exchange = world.send()
+        batch_request = world.send()
         if before == "cancelled":
-            exchange.done.cancel()
+            batch_request.done.cancel()
         else:
-            exchange.done.set_result(None)
-        peer.socket.sendall(reply(peer, exchange))
+            batch_request.done.set_result(None)
+        peer.socket.sendall(reply(peer, batch_request))
         peer.poll()
-        assert exchange.open == 0 and exchange.parts[0].arrived and not peer.requests.pending
-        assert exchange.done.cancelled() == (before == "cancelled") and await peer.ending() == "it goes on"
+        assert batch_request.open == 0 and batch_request.parts[0].arrived and not peer.requests.pending
+        assert batch_request.done.cancelled() == (before == "cancelled") and await peer.ending() == "it goes on"
         assert given[:1] == [-1] * c
 
 
 @ways
 @pytest.mark.asyncio
-async def test_a_reply_of_a_step_that_nobody_waits_for_is_offered(monkeypatch, c):
+async def test_a_reply_to_a_step_without_a_waiter_is_offered(monkeypatch, c):
     if not c:
         in_python(monkeypatch)
     given = outcomes(monkeypatch, "take_replies")
     async with World(1) as world:
         (peer,) = world.peers
-        exchange = world.send()
-        exchange.waiting = False
-        peer.socket.sendall(reply(peer, exchange))
+        batch_request = world.send()
+        batch_request.waiting = False
+        peer.socket.sendall(reply(peer, batch_request))
         peer.poll()
-        assert world.offered == exchange.parts and exchange.open == 0 and exchange.parts[0].arrived
+        assert world.offered == batch_request.parts and batch_request.open == 0 and batch_request.parts[0].arrived
         assert given == [None] * c
 
 
@@ -509,19 +522,19 @@ async def test_a_reply_that_can_t_be_handled_ends_the_stream_and_its_request_sta
     if not c:
         in_python(monkeypatch)
 
-    def boom(tail: Any) -> None:
+    def boom(payload: Any) -> None:
         peer.poll()  # which is of no use here, and does no harm
         raise LookupError("in the reader")
 
     async with World(1) as world:
         (peer,) = world.peers
-        exchange = world.exchanges[0]
-        part = exchange.parts[0]
-        part.on_reply, part.fast_reply = boom, PendingReply(part.into[0], boom, (part, exchange, boom, False))
+        batch_request = world.batch_requests[0]
+        part = batch_request.parts[0]
+        part.on_reply, part.fast_reply = boom, PendingReply(part.into[0], boom, (part, batch_request, boom, False))
         world.send()
-        peer.socket.sendall(reply(peer, exchange, tail=b"tail"))
+        peer.socket.sendall(reply(peer, batch_request, payload=b"tail"))
         peer.poll()
-        assert exchange.open == 1 and not exchange.done.done()
+        assert batch_request.open == 1 and not batch_request.done.done()
         assert list(peer.requests.pending) == [0], "it hears of the end that this brings"
         assert peer.channel.decoder.chain == peer.encoder.chain
         assert await peer.ending() == "LookupError: in the reader"
@@ -536,16 +549,16 @@ async def test_a_reply_may_go_into_any_number_of_arrays(monkeypatch, c, number):
     given = outcomes(monkeypatch, "take_replies")
     async with World(1) as world:
         (peer,) = world.peers
-        exchange = world.exchanges[0]
-        part = exchange.parts[0]
+        batch_request = world.batch_requests[0]
+        part = batch_request.parts[0]
         into = [memoryview(bytearray(index % 3)) for index in range(number)]
         part.into = into, into
         part.fast_reply = part.fast_reply._replace(into=into)
         world.send()
         fixed = [bytes([index % 251]) * (index % 3) for index in range(number)]
-        peer.socket.sendall(reply(peer, exchange, fixed=fixed))
+        peer.socket.sendall(reply(peer, batch_request, fixed=fixed))
         peer.drain()
-        assert exchange.done.done() and list(map(bytes, into)) == fixed
+        assert batch_request.done.done() and list(map(bytes, into)) == fixed
         assert set(given) == ({-1 if number <= 126 else None} if c else set())
 
 
@@ -554,9 +567,9 @@ async def test_a_reply_may_go_into_any_number_of_arrays(monkeypatch, c, number):
 async def test_what_is_not_to_be_counted_is_left_to_python():
     async with World(1) as world:
         (peer,) = world.peers
-        channel, exchange = peer.channel, world.send()
+        channel, batch_request = peer.channel, world.send()
         (pending,) = peer.requests.pending.values()
-        peer.socket.sendall(reply(peer, exchange))
+        peer.socket.sendall(reply(peer, batch_request))
         odd: list[Any] = [
             pending._replace(fast_path=None),
             pending._replace(into=None),
@@ -571,9 +584,9 @@ async def test_what_is_not_to_be_counted_is_left_to_python():
             peer.requests.pending = {0: other}
             assert speedups.take_replies(channel) is None
         for waiting in (False, None, 1):
-            peer.requests.pending, exchange.waiting = {0: pending}, waiting
+            peer.requests.pending, batch_request.waiting = {0: pending}, waiting
             assert speedups.take_replies(channel) is None
-        exchange.waiting = True
+        batch_request.waiting = True
         for generation in (-1, 1 << 32, None):
             peer.requests.generation = generation
             assert speedups.take_replies(channel) is None
@@ -584,4 +597,4 @@ async def test_what_is_not_to_be_counted_is_left_to_python():
         channel.fd, fd = -1, channel.fd
         assert speedups.take_replies(channel) is None, "it is closed"
         channel.fd = fd
-        assert speedups.take_replies(channel) == -1 and exchange.done.done(), "nothing was read until here"
+        assert speedups.take_replies(channel) == -1 and batch_request.done.done(), "nothing was read until here"

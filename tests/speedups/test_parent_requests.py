@@ -15,7 +15,7 @@ from aioenv.core.requests import WorkerRequest
 from aioenv.ipc.frames import Encoder, Kind
 from tests.speedups.parent_kit import GENERATION, Peer, World, compiled, fill_up, in_python, outcomes, reply, ways
 
-pytestmark = pytest.mark.usefixtures("no_bell")
+pytestmark = pytest.mark.usefixtures("no_wakeup_coalescing")
 
 
 def encoded(steps: Sequence[Sequence[np.ndarray[Any, Any]]], part: WorkerRequest, first: int = 0) -> bytes:
@@ -57,11 +57,11 @@ async def test_requests_are_on_the_wire_as_the_encoder_makes_them(monkeypatch, c
         steps = [some_actions(rng, 6, name) for _ in range(4)]
         for arrays in steps:
             world.send(arrays)
-        for peer, part in zip(world.peers, world.exchanges[1].parts, strict=True):
+        for peer, part in zip(world.peers, world.batch_requests[1].parts, strict=True):
             assert peer.socket.recv(1 << 20) == encoded(steps, part)
             assert list(peer.requests.pending) == [0, 1, 2, 3] and peer.requests.next_id == 4 and part.request_id == 3
             assert [pending[0] for pending in peer.requests.pending.values()] == [
-                exchange.parts[world.peers.index(peer)].into[0] for exchange in world.exchanges * 2
+                batch_request.parts[world.peers.index(peer)].into[0] for batch_request in world.batch_requests * 2
             ]
             assert not peer.channel.unsent
         assert given == [3] * 4 * c
@@ -119,14 +119,14 @@ async def stopped_by(stop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What comes of two steps of three workers, the second of which can't be written to just like that."""
     async with World(1, 2, 1) as world:
         victim = world.peers[1]
-        stop(victim, [exchange.parts[1] for exchange in world.exchanges])
+        stop(victim, [batch_request.parts[1] for batch_request in world.batch_requests])
         began = victim.requests.next_id
         with monkeypatch.context() as patch:
             if (send := speedups.send_steps) is not None:
 
                 def checked(parts: list[WorkerRequest], *args: Any) -> int:
                     sent = send(parts, *args)
-                    if sent == 1 and parts is world.exchanges[0].parts:
+                    if sent == 1 and parts is world.batch_requests[0].parts:
                         assert [peer.requests.next_id for peer in world.peers] == [1, began, 0]
                         assert [part.request_id for part in parts] == [0, None, None], "the others were not touched"
                     return sent
@@ -168,10 +168,10 @@ async def test_what_the_kernel_takes_in_part_arrives_whole(monkeypatch, c):
         steps = [[np.frombuffer(rng.bytes(3 * size), np.uint8).reshape(3, size)] for size in (1 << 20, 1, 100)]
         world.send(steps[0])
         assert all(peer.channel.unsent for peer in world.peers)
-        assert [part.request_id for part in world.exchanges[0].parts] == [0, 0]
+        assert [part.request_id for part in world.batch_requests[0].parts] == [0, 0]
         world.send(steps[1])  # behind it
         loop = asyncio.get_running_loop()
-        for peer, part in zip(world.peers, world.exchanges[0].parts, strict=True):
+        for peer, part in zip(world.peers, world.batch_requests[0].parts, strict=True):
             expected = encoded(steps[:2], part)
             peer.socket.setblocking(False)
             data = b""
@@ -179,7 +179,7 @@ async def test_what_the_kernel_takes_in_part_arrives_whole(monkeypatch, c):
                 data += await loop.sock_recv(peer.socket, 1 << 20)
             assert data == expected and not peer.channel.unsent
         world.send(steps[2])
-        for peer, part in zip(world.peers, world.exchanges[0].parts, strict=True):
+        for peer, part in zip(world.peers, world.batch_requests[0].parts, strict=True):
             assert peer.socket.recv(1000) == encoded(steps, part)[len(encoded(steps[:2], part)) :]
         assert given == [2, 0, 2] * c
 
@@ -194,10 +194,10 @@ async def test_after_the_last_number_of_a_request_comes_the_first(monkeypatch, c
         (peer,) = world.peers
         peer.requests.next_id = (1 << 32) - 1
         for request, following in (((1 << 32) - 1, 0), (0, 1)):
-            exchange = world.send()
-            assert exchange.parts[0].request_id == request and peer.requests.next_id == following
+            batch_request = world.send()
+            assert batch_request.parts[0].request_id == request and peer.requests.next_id == following
             assert [frame.request for frame in peer.got()] == [request] == list(peer.requests.pending)
-            peer.socket.sendall(reply(peer, exchange))
+            peer.socket.sendall(reply(peer, batch_request))
             peer.poll()
-            assert exchange.done.done() and not peer.requests.pending
+            assert batch_request.done.done() and not peer.requests.pending
         assert given == ([1, 1] * c, [-1, -1] * c)

@@ -1,4 +1,4 @@
-"""Plain steps whose observations lie in shared memory are C's, too: in the worker, in the parent, and in between."""
+"""Plain steps whose observations lie in shared memory take the C path in the worker, in the parent, and in between."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kits.compare import assert_same
 from tests.kits.worker_kit import GENERATION, Desk, all_in_python, compiled, plain
 from tests.speedups.parent_kit import outcomes
 
-ROWS, LANES = 4, 3
+ROWS, BATCHES = 4, 3
 WIDE = spaces.Box(-1e6, 1e6, (SHARED_BYTES // 4 // 2,), np.float32)  # two of them are enough to be shared
 
 
@@ -64,30 +64,30 @@ def make(n: int, odd: int = 0, **options: Any) -> aioenv.AsyncVectorEnv:
 # ------------------------------------------------------------ the worker
 
 
-def laned(monkeypatch: pytest.MonkeyPatch, odd: int = 0) -> tuple[Desk, list[Any]]:
-    """A worker whose slots are the middle ones of some, and the observations in each lane."""
-    plane = SharedLayout(ROWS + 3, LANES, (0,), ())
+def worker_with_batches(monkeypatch: pytest.MonkeyPatch, odd: int = 0) -> tuple[Desk, list[Any]]:
+    """A worker whose slots are the middle ones of some, and the observations in each batch."""
+    shared_layout = SharedLayout(ROWS + 3, BATCHES, (0,), ())
     layouts = Layout(WIDE), Layout(Wide.action_space)
-    memory = bytearray(plane.size(*layouts))
+    memory = bytearray(shared_layout.size(*layouts))
     monkeypatch.setattr(env_service, "map_memory", lambda size: memory)
     desk = Desk(lambda row: Wide(row, odd), ROWS)
-    desk.service.configure(None, None, 0, False, shared_layout=plane, start=2)
+    desk.service.configure(None, None, 0, False, shared_layout=shared_layout, start=2)
     desk.service.handle(Frame(Kind.RESET, 0, GENERATION, (b"\0",), memoryview(desk.reset())))
-    return desk, [lane.observations[0] for lane in plane.batches(memory, *layouts)]
+    return desk, [batch.observations[0] for batch in shared_layout.batches(memory, *layouts)]
 
 
-def fixed(lane: int, count: int = ROWS) -> list[bytes]:
-    return [bytes([lane]), np.full((count, 2), 0.5, np.float32).tobytes()]
+def fixed(batch: int, count: int = ROWS) -> list[bytes]:
+    return [bytes([batch]), np.full((count, 2), 0.5, np.float32).tobytes()]
 
 
 @compiled
-def test_c_puts_observations_into_the_lane_that_is_named(monkeypatch):
-    desk, lanes = laned(monkeypatch)
-    expected = [array.copy() for array in lanes]
+def test_c_writes_observations_into_the_named_shared_batch(monkeypatch):
+    desk, batches = worker_with_batches(monkeypatch)
+    expected = [array.copy() for array in batches]
     with desk:
         for n in range(1, 20):
-            lane = n * n % LANES
-            desk.mine.sendall(desk.encode(fixed=fixed(lane)))
+            batch = n * n % BATCHES
+            desk.mine.sendall(desk.encode(fixed=fixed(batch)))
             if n < 3:  # infos and ends are new
                 got = desk.serve()
                 reply = desk.take() if got == -1 else desk.service.handle(PartialStep.from_tuple(got))
@@ -96,24 +96,24 @@ def test_c_puts_observations_into_the_lane_that_is_named(monkeypatch):
                 reply = desk.take()
             assert sum(len(bytes(part)) for part in reply.fixed) == ROWS * 10, "rewards and flags alone travel"
             for row in range(ROWS):
-                expected[lane][2 + row] = desk.service._rows._last[row]
-            assert all((array == wanted).all() for array, wanted in zip(lanes, expected, strict=True))
+                expected[batch][2 + row] = desk.service._rows._last[row]
+            assert all((array == wanted).all() for array, wanted in zip(batches, expected, strict=True))
 
 
 @compiled
-def test_some_rows_are_stepped_in_a_lane_as_in_python(monkeypatch):
+def test_some_rows_are_stepped_in_a_shared_batch_as_in_python(monkeypatch):
     runs = [(0, 4), (1, 2), (3, 1), (0, 2), (2, 2), (0, 3), (1, 3), (0, 4)] * 3
     seen: list[Any] = []
     for way in (None, all_in_python):
         with monkeypatch.context() as patch:
             if way is not None:
                 way(patch)
-            desk, lanes = laned(patch)
+            desk, batches = worker_with_batches(patch)
             said: list[Any] = []
             with desk:
                 for n, (first, count) in enumerate(runs):
-                    tail = b"" if count == ROWS else dump_step(StepRequest(range(first, first + count), None))
-                    data = desk.encode(fixed=fixed(n % LANES, count), tail=tail)
+                    payload = b"" if count == ROWS else dump_step(StepRequest(range(first, first + count), None))
+                    data = desk.encode(fixed=fixed(n % BATCHES, count), payload=payload)
                     if way is None:
                         desk.mine.sendall(data)
                         got = desk.serve()
@@ -123,21 +123,21 @@ def test_some_rows_are_stepped_in_a_lane_as_in_python(monkeypatch):
                         desk.its_decoder.feed(data)
                         reply = desk.service.handle(desk.its_decoder.next_frame())  # type: ignore[arg-type]
                     body = plain(Frame(Kind.RESULT, 0, 0, reply.fixed, memoryview(bytes(reply.payload))))
-                    said.append((body, [array.copy() for array in lanes]))
+                    said.append((body, [array.copy() for array in batches]))
             seen.append(said)
     np.testing.assert_equal(*[[(body[2], arrays) for body, arrays in said] for said in seen])
 
 
 @compiled
-def test_what_names_no_lane_or_is_too_short_is_not_c_s(monkeypatch):
-    desk, lanes = laned(monkeypatch)
-    before = [array.copy() for array in lanes]
+def test_a_request_that_names_no_shared_batch_or_is_too_short_is_left_to_python(monkeypatch):
+    desk, batches = worker_with_batches(monkeypatch)
+    before = [array.copy() for array in batches]
     with desk:
         run = struct.pack("<cII", b"R", 1, 2)
-        for given, tail in (
-            (fixed(LANES), b""),
+        for given, payload in (
+            (fixed(BATCHES), b""),
             (fixed(255), b""),
-            (fixed(LANES, 2), run),
+            (fixed(BATCHES, 2), run),
             ([], run),
             ([b"\1"], run),
             (fixed(1, 1), run),
@@ -145,32 +145,32 @@ def test_what_names_no_lane_or_is_too_short_is_not_c_s(monkeypatch):
             ([b"\1", bytes(15)], run),
             (fixed(1)[1:], b""),
         ):
-            data = desk.encode(fixed=given, tail=tail)
+            data = desk.encode(fixed=given, payload=payload)
             desk.mine.sendall(data)
             assert desk.serve() == len(data)
             desk.encoder, desk.its_encoder = type(desk.encoder)(), type(desk.encoder)()  # Python would go on
             desk.its_decoder = type(desk.its_decoder)(desk.service.request_buffers, desk.service.expected_buffers)
-    assert all((array == was).all() for array, was in zip(lanes, before, strict=True))
+    assert all((array == was).all() for array, was in zip(batches, before, strict=True))
 
 
 @compiled
-def test_a_step_that_turns_odd_goes_on_in_its_lane(monkeypatch):
-    desk, lanes = laned(monkeypatch, odd=5)
+def test_a_step_that_c_hands_over_goes_on_in_its_shared_batch(monkeypatch):
+    desk, batches = worker_with_batches(monkeypatch, odd=5)
     with desk:
         for n in range(1, 25):
-            lane = n % LANES
-            desk.mine.sendall(desk.encode(fixed=fixed(lane)))
+            batch = n % BATCHES
+            desk.mine.sendall(desk.encode(fixed=fixed(batch)))
             if desk.service.fast_path() is None:  # a list is probably one each time
                 assert n > 5
                 desk.its_decoder.feed(desk.theirs.recv(1 << 16))
                 desk.service.handle(desk.its_decoder.next_frame())  # type: ignore[arg-type]
             elif isinstance(got := desk.serve(), tuple):
-                assert PartialStep.from_tuple(got).batch == lane
+                assert PartialStep.from_tuple(got).batch == batch
                 desk.service.handle(PartialStep.from_tuple(got))
             else:
                 desk.take()
             latest = np.array(desk.service._rows._last, np.float32)
-            assert (lanes[lane][2 : 2 + ROWS] == latest).all()
+            assert (batches[batch][2 : 2 + ROWS] == latest).all()
 
 
 # ------------------------------------------------------------ both sides
@@ -204,8 +204,8 @@ async def test_wide_observations_go_all_their_way_in_c(monkeypatch, mode, copy, 
                 first = await envs.reset(options={"reset_mask": mask})
                 assert_same(tuple(first), reference.reset(options={"reset_mask": mask}), "reset")
                 held.append((first.obs, first.obs.copy()))
-            held = held[-kept:]  # more than there are lanes: then it is copied out of the first one
-            assert all((obs == was).all() for obs, was in (held if copy else held[-2:])), "nobody writes into them"
+            held = held[-kept:]  # more than there are batches: then it is copied out of the first one
+            assert all((obs == was).all() for obs, was in (held if copy else held[-2:])), "they stay unchanged"
     assert by_c > 100, "the workers step in C"
     if kept == 1:
         assert taken.count(-1) > 60, "and the parent takes in what they say"
@@ -214,7 +214,7 @@ async def test_wide_observations_go_all_their_way_in_c(monkeypatch, mode, copy, 
 
 @compiled
 @pytest.mark.asyncio
-async def test_groups_of_a_rollout_are_copied_out_of_the_first_lane(monkeypatch):
+async def test_groups_of_a_rollout_are_copied_out_of_the_first_shared_batch(monkeypatch):
     taken = outcomes(monkeypatch, "take_replies")
     results = []
     for transport in ("frames", "auto"):
@@ -225,13 +225,13 @@ async def test_groups_of_a_rollout_are_copied_out_of_the_first_lane(monkeypatch)
                 rollout = await envs.rollout(lambda obs: np.full((len(obs), 2), 0.25, np.float32), 20, groups=2)
             assert transport == "frames" or taken.count(-1) > 5, "unless several come in one read"
             results.append(rollout)
-    frames, lanes = results
+    frames, batches = results
     for name in ("obs", "reward", "terminated", "truncated", "last_obs"):
-        np.testing.assert_array_equal(getattr(frames, name), getattr(lanes, name))
+        np.testing.assert_array_equal(getattr(frames, name), getattr(batches, name))
 
 
 @pytest.mark.asyncio
-async def test_what_goes_wrong_in_a_lane_is_told_and_the_rest_is_there():
+async def test_an_error_in_a_shared_batch_is_told_and_the_other_rows_are_there():
     async with make(4, odd=3) as envs:
         await envs.reset(seed=0)
         for n in range(1, 7):

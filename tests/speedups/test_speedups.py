@@ -1,4 +1,4 @@
-"""What is in C does what Python does: the same envs, frames and waits, with and without it."""
+"""C does what Python does: the same envs, frames and waits, with and without it."""
 
 from __future__ import annotations
 
@@ -274,10 +274,10 @@ def test_frames_arrive_as_they_were_written(monkeypatch, c):
     for request in range(300):
         sizes = [[40, 8], [8, 40, 0], [48], [1] * 48, [], [300_000], [1] * 300][rng.integers(7)]
         fixed = [rng.bytes(size) for size in sizes]
-        tail = rng.bytes(int(rng.choice([0, 0, 3, 100_000])))
-        frames.append((Kind.RESULT if request % 3 else Kind.STEP, request, request << 20, fixed, tail))
+        payload = rng.bytes(int(rng.choice([0, 0, 3, 100_000])))
+        frames.append((Kind.RESULT if request % 3 else Kind.STEP, request, request << 20, fixed, payload))
     got = converse(frames, [40, 0, 8])
-    assert got == [(kind, r, g, b"".join(fixed), tail) for kind, r, g, fixed, tail in frames]
+    assert got == [(kind, r, g, b"".join(fixed), payload) for kind, r, g, fixed, payload in frames]
 
 
 @compiled

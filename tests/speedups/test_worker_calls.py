@@ -84,7 +84,7 @@ def test_where_there_is_no_step_to_answer_c_says_so():
         desk.theirs.setblocking(False)
         assert desk.serve() is None, "there is nothing"
         for data in (
-            desk.encode(tail=b"tail"),
+            desk.encode(payload=b"tail"),
             desk.encode(fixed=[b"short"]),
             desk.encode(Kind.RESET),
             b"x",
@@ -427,10 +427,10 @@ def test_what_is_given_back_is_of_the_very_types_and_in_order():
             assert begun.outcome is NotImplemented if last is odd else type(begun.outcome) is LookupError
 
 
-def merged_by(table: SchemaTable, tail: memoryview) -> dict[str, Any]:
-    """What a parent makes of a tail."""
-    columns = load_columns(tail)
-    reply = load(tail) if columns is None else StepReply([], [ColumnGroup(*each, []) for each in columns], [], [])
+def merged_by(table: SchemaTable, payload: memoryview) -> dict[str, Any]:
+    """What a parent makes of a payload."""
+    columns = load_columns(payload)
+    reply = load(payload) if columns is None else StepReply([], [ColumnGroup(*each, []) for each in columns], [], [])
     table.update(reply.schemas)
     rows = [np.arange(4) if group.rows is None else np.array(group.rows) for group in reply.infos]
     return merge_infos([table.unpack(group, of, len(of)) for group, of in zip(reply.infos, rows, strict=True)], 4)

@@ -1,4 +1,4 @@
-"""What a plain step's C in a worker does with odd arguments, and what it leaves behind: nothing."""
+"""A plain step's C in a worker answers invalid arguments with an error, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def print_what_comes_of(calls: Callable[[], Any]) -> None:
                 Decoder(desk.service.request_buffers, desk.service.expected_buffers),
             )
             desk.mine.sendall(desk.encode())
-            desk.mine.shutdown(socket.SHUT_WR)  # nobody waits for more
+            desk.mine.shutdown(socket.SHUT_WR)  # it reads no more
             of = make(desk)
             sys.stdout.flush()
             if (pid := os.fork()) == 0:
@@ -139,7 +139,7 @@ HARMLESS = {"no exception", "TypeError", "ValueError", "AttributeError", "Buffer
 
 
 @compiled
-def test_serve_steps_takes_no_harm_from_odd_arguments():
+def test_serve_steps_survives_invalid_arguments():
     said = outcomes_of(odd_calls)
     assert {name: outcome for name, outcome in said.items() if outcome not in HARMLESS} == {}
     expected = {"0 arguments": "TypeError", "argument 4: None": "TypeError", "plan 5: None": "TypeError"}

@@ -86,7 +86,7 @@ def test_of_some_rows_it_is_the_same_too():
             assert (array[rows] != was[rows]).any(axis=1).all()
 
 
-def test_a_state_that_is_longer_than_its_room_is_python_s_while_it_is():
+def test_a_state_that_is_longer_than_its_buffer_is_left_to_python():
     def make(row: int) -> Diary:
         return Diary(page=100 * row)
 
@@ -120,7 +120,7 @@ def test_physics_that_can_t_be_read_fail_their_row_as_in_python():
         assert not answered[3] and answered[4]
 
 
-def test_an_exception_where_nobody_expects_one_fails_the_step_and_not_the_worker(monkeypatch):
+def test_an_unexpected_exception_fails_the_step_and_not_the_worker(monkeypatch):
     with Desk(cheetah, 2, rides=True) as desk:
         desk.step()
 

@@ -1,4 +1,4 @@
-"""What older systems' creators shared, without the traps: `test_ec_…`, each for a line of theirs."""
+"""Statistics that older systems' creators shared, without the traps: each `test_ec_…` is for one line of theirs."""
 
 from __future__ import annotations
 

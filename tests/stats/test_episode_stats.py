@@ -1,4 +1,4 @@
-"""Statistics of episodes: returns, lengths, events, whoever takes the results, and nothing of half episodes."""
+"""Statistics of episodes: returns, lengths and events, for every way to take results, and nothing of half episodes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_infos_and_numbers_are_those_of_gymnasiums_wrapper(mode):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_rollouts_and_whoever_is_first(groups):
+def test_rollouts_and_the_order_of_replies(groups):
     async def run():
         async with fixed(4, episode_stats=True) as envs:
             await envs.reset(seed=0)
@@ -198,7 +198,7 @@ def test_cancelled_steps_count_too():
             task.cancel()
             await asyncio.wait([task])
             assert ends(await steps(envs, 1)) == [[(1, 33.0, 3)]]
-            assert envs.episode_stats.epoch()["return/min"] == 2.0  # slot 0's, whose end nobody has seen
+            assert envs.episode_stats.epoch()["return/min"] == 2.0  # slot 0's, whose end was in no result
 
     aioenv.run(run())
 
@@ -445,7 +445,7 @@ class Diverges(Fixed):
 
 @pytest.mark.parametrize("how", ["numpy raises", "Python raises"])
 def test_rewards_that_add_up_to_nothing_are_no_fault_of_the_worker(how):
-    """Whoever looks for the place where numbers go wrong has numpy raise, or whatever warns."""
+    """numpy raises, as users have it do to find the place where numbers go wrong; so do warnings."""
 
     async def main() -> None:
         async with aioenv.AsyncVectorEnv([lambda: Diverges(0)] * 2, num_workers=1, episode_stats=True) as envs:

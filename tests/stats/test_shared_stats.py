@@ -166,7 +166,7 @@ def test_a_reader_sees_samples_whole(keep, live):
 
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("start", START_METHODS)
-def test_ec_a_worker_killed_while_it_holds_the_lock_blocks_nobody(start, live):
+def test_ec_a_worker_killed_while_it_holds_the_lock_blocks_no_other(start, live):
     async def main():
         with SharedRunningStats(SHAPE, 2, live=live) as stats:
             factories = [partial(Writer, stats.at(slot)) for slot in range(2)]
@@ -266,7 +266,7 @@ os.kill(int(text.replace(b"x", b"")), signal.SIGKILL)
     assert in_a_process(code) == "1\n"
 
 
-def test_a_parent_does_not_wait_for_ever_for_who_is_stopped():
+def test_a_parent_does_not_wait_for_ever_for_a_stopped_worker():
     code = """
 import os, signal
 from aioenv.stats import SharedRunningStats, sharing

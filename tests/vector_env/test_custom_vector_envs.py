@@ -1,4 +1,4 @@
-"""A vector env of somebody's own that gives what no step or reset gives: one clear error, wherever it lives."""
+"""A user's own vector env with invalid results: one clear error, wherever it lives."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class TestContract(VectorEnvContract):
         return await aioenv.AsyncVectorEnv(env_fns, num_workers=2, debug=True, transport="shared", **options)
 
 
-class Here(FaultyEnv):
+class TellsThread(FaultyEnv):
     """Tells where it lives, and prints."""
 
     def where(self):
@@ -43,7 +43,9 @@ def test_envs_live_on_threads_of_this_process_which_stays_as_it_is(capsys):
 
     async def main():
         options = {"worker_env": {"DISPLAY": ":7"}, "cpu_affinity": [0], "start": "spawn", "channel": "streams"}
-        async with aioenv.AsyncVectorEnv([partial(Here, slot=i) for i in range(3)], debug=True, **options) as envs:
+        async with aioenv.AsyncVectorEnv(
+            [partial(TellsThread, slot=i) for i in range(3)], debug=True, **options
+        ) as envs:
             await envs.reset(seed=0)
             where = await envs.call("where")
             assert where == ((os.getpid(), "aioenv-worker-0", True),) * 3

@@ -1,4 +1,4 @@
-"""Misspelled arguments, factories that return something else, actions of other libraries: said early, and clearly."""
+"""Misspelled arguments, factories that return something else, actions of other libraries: an early, clear error."""
 
 from __future__ import annotations
 

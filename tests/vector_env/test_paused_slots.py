@@ -1,10 +1,12 @@
-"""Slots that are paused, and slots by themselves."""
+"""Paused slots, requests for some slots, and the observations that paused slots show."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import tracemalloc
 from functools import partial
 
 import gymnasium as gym
@@ -230,7 +232,7 @@ def test_a_reply_in_flight_is_kept():
             ready = await envs.recv()
             assert (ready.slots.tolist(), ready.obs.tolist(), ready.reward.tolist()) == ([1], [[1, 1, 2]], [2])
             assert (await envs.step(zeros(3))).obs[:, 2].tolist() == [4, 2, 4]
-            # a whole step that nobody waited for
+            # a whole step that was not awaited
             envs.resume()
             task = asyncio.ensure_future(envs.step(zeros(3)))
             await asyncio.sleep(0)
@@ -442,7 +444,7 @@ def test_a_worker_that_is_restarted_has_its_slots_paused_as_before():
             await envs.step(zeros(4))
             os.kill(envs.workers[1].pid, signal.SIGKILL)
             await wait_for_death(envs, 1)
-            envs.pause(1)  # whose observation nobody has asked for yet
+            envs.pause(1)  # whose observation was not asked for yet
             for t in (3, 4):
                 result = await envs.step(zeros(4))
                 assert result.obs[:, 2].tolist() == [t, 2, 1, 1]
@@ -509,6 +511,55 @@ def test_one_slot_is_stepped_and_reset_alone():
             assert (await envs.recv(2)).slots.tolist() == [0, 1]
 
     run_on("uvloop", main())
+
+
+class Wide(gym.Env):
+    """Has observations of a MiB, and episodes of two steps."""
+
+    observation_space = spaces.Box(-1, 1, (1 << 17,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1 << 17), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1 << 17), 0.0, self.steps == 2, False, {}
+
+
+@pytest.mark.parametrize("method", ["reset_at", "step_at", "episodes", "rollout"])
+def test_results_of_some_slots_are_freed_without_a_garbage_collection(method):
+    async def run(envs):
+        if method == "reset_at":
+            await envs.reset_at(0)
+        elif method == "step_at":
+            await envs.reset()
+            await envs.step_at(0, 0)
+        elif method == "rollout":
+            await envs.rollout(lambda obs: np.zeros(len(obs), np.int64), 3)
+        else:
+            async for _ in envs.episodes(lambda obs: np.zeros(len(obs), np.int64), 5):
+                pass
+            await envs.reset()
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([Wide] * 2, num_workers=1, autoreset_mode="Disabled") as envs:
+            await envs.reset()
+            gc.collect()
+            gc.disable()
+            tracemalloc.start()
+            try:
+                sizes = []
+                for _ in range(6):
+                    await run(envs)
+                    sizes.append(tracemalloc.get_traced_memory()[0] >> 20)
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+        assert sizes[-1] - sizes[1] <= 2, sizes
+
+    run_on("asyncio", main())
 
 
 @pytest.mark.parametrize("when", ["reset", "step"])

@@ -1,4 +1,4 @@
-"""What the API gives and takes, pickled and copied: it crosses processes, is kept in files, is a key of a dict."""
+"""Arguments and results of the API pickled and copied: they cross processes, are kept in files, are keys of dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards, flags and infos of envs, and actions of policies, that are none: refused by slot, not taken for numbers."""
+"""Rewards, flags, infos and actions that are no numbers: an error names the slot, and nothing is converted."""
 
 from __future__ import annotations
 

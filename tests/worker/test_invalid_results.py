@@ -1,4 +1,4 @@
-"""What one env returns or raises that it should not touches its own slot alone."""
+"""An invalid result or an exception of one env touches its own slot alone."""
 
 from __future__ import annotations
 

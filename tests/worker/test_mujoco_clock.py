@@ -1,4 +1,4 @@
-"""The clock of MuJoCo's profiler stands still, unless somebody wants it."""
+"""The clock of MuJoCo's profiler stands still until it is wanted."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def runs():
 
 @CLOCK
 @compiled
-def test_it_stands_still_until_somebody_wants_it():
+def test_it_stands_still_until_it_is_wanted():
     code = """
 runs(); print(stop_clock()); runs(); print(stop_clock()); runs()
 mujoco.set_mjcb_time(None); runs()
@@ -92,7 +92,7 @@ mujoco.set_mjcb_time(None); runs(); print(stop_clock()); runs()
 
 
 @compiled
-def test_a_clock_of_somebody_s_c_is_left_alone():
+def test_a_foreign_c_clock_is_left_alone():
     code = """
 import ctypes
 from aioenv import mujoco_versions

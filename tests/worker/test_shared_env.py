@@ -199,7 +199,7 @@ def circular():
 
 
 @pytest.mark.parametrize("factory", [Strange, circular])
-def test_an_odd_wrapper_keeps_nobody_from_starting(factory):
+def test_an_unusual_wrapper_prevents_no_start(factory):
     with sync.VectorEnv([factory] * 2, num_workers=1) as envs:
         envs.reset()
         assert envs.step([0, 0]).obs.tolist() == [[1], [1]]

@@ -1,4 +1,4 @@
-"""What an env's code can do in a worker: the standard pickle, inspect, typing, decorated functions, classes."""
+"""Code of an env in a worker: the standard pickle, inspect, typing, decorated functions, classes."""
 
 from __future__ import annotations
 
