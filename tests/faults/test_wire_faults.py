@@ -207,7 +207,7 @@ def files_of(pid: int) -> set[str]:
 
 
 def open_to_others(pids: set[int]) -> list[str]:
-    """Sockets of these processes that anybody could connect to: of the internet families, or Unix ones with a name."""
+    """Sockets of these that other processes could connect to: of the internet families, or Unix ones with a name."""
     mine = {name[8:-1] for pid in pids for name in files_of(pid) if name.startswith("socket:[")}
     found = []
     for family in ("tcp", "tcp6", "udp", "udp6"):

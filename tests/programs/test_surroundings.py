@@ -315,7 +315,7 @@ def test_tasks_that_begin_at_once_change_nothing(options):
             seen.append((await asyncio.create_task(envs.step(push))).obs)
             seen.append((await envs.rollout(lambda obs: push[: len(obs)], 20, groups=2)).obs)
             envs.send(push)
-            ready = await envs.recv(min_slots=4)  # of both workers, whoever is first
+            ready = await envs.recv(min_slots=4)  # of both workers, in any order
             seen.append(ready.obs[np.argsort(ready.slots)])
             if "render" in options:
                 seen.append(await envs.render())
