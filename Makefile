@@ -113,7 +113,8 @@ dist: $(VENV)/.dist opengl-all
 	$(BIN)/python tests/tools/dist.py $(ARGS)
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	rm -rf docs/reference/generated build/docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 
 clean:
 	rm -rf $(VENV) build aioenv/speedups/*.so .venv-oldest .venv-ecosystem .oldest.txt .mypy_cache .pytest_cache .ruff_cache site

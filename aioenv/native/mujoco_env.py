@@ -59,7 +59,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
 
     It gives the results of `gymnasium.vector.SyncVectorEnv` with as many envs under a `TimeLimit`, bit for bit: seeds,
     the three autoreset modes, infos with their masks, `options["reset_mask"]`. A task defines observations, rewards and
-    infos in a few hooks, for all slots at once:
+    infos in a few hooks, for all slots at once::
 
         class Pole(NativeMujocoEnv):
             def __init__(self, num_envs, **kwargs):

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class SimPool:
-    """Many simulations of one model, which are reset, stepped and read together, on threads.
+    """Many simulations of one model, which are reset, stepped and read together, on threads::
 
         with SimPool("robot.xml", 64) as pool:
             ctrl, qpos = pool.bind("ctrl"), pool.bind("qpos")

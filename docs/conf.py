@@ -1,0 +1,74 @@
+"""Sphinx's configuration. `make docs` builds the site in `build/docs`, with warnings as errors."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+project = "aioenv"
+author = "The aioenv authors"
+copyright = author
+release = version = installed_version("aioenv")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.intersphinx",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "command_pages",
+]
+templates_path = ["_templates"]
+exclude_patterns = ["**/__pycache__"]
+suppress_warnings = ["config.cache"]
+nitpicky = False
+
+# ------------------------------------------------------------ pages
+
+myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline", "attrs_block"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE.parent / "build" / "docs-cache")
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# ------------------------------------------------------------ the reference
+
+autosummary_generate = True
+autosummary_imported_members = True
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_custom_sections = [("Yields", "returns_style")]
+python_use_unqualified_type_names = True
+intersphinx_mapping: dict[str, tuple[str, None]] = {}  # the build asks no other site
+
+# ------------------------------------------------------------ the looks
+
+html_theme = "furo"
+html_title = "aioenv"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {
+    "navigation_with_keys": True,
+    "light_css_variables": {"color-brand-primary": "#0b5cad", "color-brand-content": "#0b5cad"},
+    "dark_css_variables": {"color-brand-primary": "#7ab8ff", "color-brand-content": "#7ab8ff"},
+}
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
