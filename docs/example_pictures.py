@@ -22,9 +22,9 @@ from PIL import Image
 
 matplotlib.use("agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-import aioenv  # noqa: E402
+import aioenv
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -103,7 +103,7 @@ def multi_agent(axes: Any) -> None:
     rng = np.random.default_rng(0)
     places: list[list[float]] = []
     seed = 0
-    while not 25 < len(places) < 45:  # a chase that takes a while
+    while not (25 < len(places) < 45 and abs(places[0][1] - places[0][2]) > 0.2):  # a chase that takes a while
         seed += 1
         obs, _ = game.reset(seed=seed)
         places = [list(game.place.values())]
@@ -161,7 +161,8 @@ def observations() -> npt.NDArray[np.uint8]:
 
     async def draw() -> npt.NDArray[np.uint8]:
         async with aioenv.make_vec("HalfCheetah-v5", 1, pixels=config) as envs:
-            return (await envs.reset(seed=0)).obs[0]
+            obs: npt.NDArray[np.uint8] = (await envs.reset(seed=0)).obs
+            return obs[0]
 
     image = aioenv.run(draw())
     large = np.repeat(np.repeat(image, 3, axis=0), 3, axis=1)

@@ -65,7 +65,8 @@ async def score(envs: aioenv.AsyncVectorEnv, gaits: Gaits, steps: int = 120) -> 
         obs, _, _, _, info = await envs.step(gaits.actions(step))
         far += info["reward_forward"]
         tipped = np.maximum(tipped, np.abs(obs[:, 1]))
-    return far - 1000 * np.maximum(tipped - 0.7, 0)
+    fine: npt.NDArray[np.float64] = 1000 * np.maximum(tipped - 0.7, 0)
+    return far - fine
 
 
 async def find_gaits(rng: np.random.Generator, rounds: int) -> Gaits:
