@@ -162,7 +162,8 @@ def observations() -> npt.NDArray[np.uint8]:
     async def draw() -> npt.NDArray[np.uint8]:
         async with aioenv.make_vec("HalfCheetah-v5", 1, pixels=config) as envs:
             obs: npt.NDArray[np.uint8] = (await envs.reset(seed=0)).obs
-            return obs[0]
+            first: npt.NDArray[np.uint8] = obs[0]
+            return first
 
     image = aioenv.run(draw())
     large = np.repeat(np.repeat(image, 3, axis=0), 3, axis=1)
