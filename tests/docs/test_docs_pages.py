@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import sys
-import types
-from functools import partial
 
 import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import aioenv
 from aioenv.stats.sharing import can_share
@@ -54,22 +50,6 @@ async def test_native():
 
 
 @pytest.mark.asyncio
-async def test_vector_envs():
-    begin, some, step_some, states, own_states, checkpoints = blocks("docs/vector-envs.md")
-    await run(begin, make_it=lambda num_envs: CartPoleVectorEnv(num_envs))
-    policy, actions = still(3), np.zeros((N, 3), np.float32)
-    await run(some, policy=policy, actions=actions, action=actions[0])
-    make = partial(aioenv.make_vec, "Hopper-v5", N, backend="native")
-    async with make() as envs, make(num_workers=2) as others:
-        await envs.reset(seed=0)
-        await others.reset()
-        await run(states, envs=envs, others=others)
-        ours, theirs = await envs.step(actions), await others.step(actions)
-        assert (ours.obs[[3, 1]] == theirs.obs[[0, 7]]).all()
-    await run(step_some, own_states, checkpoints)  # that they are Python
-
-
-@pytest.mark.asyncio
 async def test_reliability():
     late, restart = blocks("docs/reliability.md")
     async with aioenv.make_vec("Ant-v5", 2) as envs:
@@ -86,24 +66,6 @@ async def test_a_timeline(tmp_path):
         obs, _ = await envs.reset(seed=0)
         await run(block, envs=envs, obs=obs, policy=lambda obs: np.zeros(2, int))
     assert (tmp_path / "run.json").stat().st_size > 1000
-
-
-def test_statistics(monkeypatch, capsys):
-    loop, events, writer = blocks("docs/statistics.md")
-    written = []
-    summary = types.SimpleNamespace(add_scalar=lambda *args: written.append(args))
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    monkeypatch.setitem(sys.modules, "torch.utils", types.ModuleType("torch.utils"))
-    tensorboard = types.ModuleType("torch.utils.tensorboard")
-    tensorboard.SummaryWriter = lambda directory: summary
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
-    names = {"aioenv": aioenv, "np": np}
-    exec(loop.replace("range(3)", "range(60)"), names)
-    assert "an episode ended with return" in (told := capsys.readouterr().out) and "return/mean" in told
-    exec(events, names)
-    exec(writer, names)
-    names["stats"].write(7)
-    assert ("train/episode_count", 0.0, 7) in written
 
 
 @needs_opengl
@@ -129,21 +91,6 @@ async def test_rendering(tmp_path):
         await taken
         await run(recorded, envs=envs, policy=still(6))
     assert (tmp_path / "run.mp4").stat().st_size > 0
-
-
-EVALUATION = page("docs/evaluation.md")
-
-
-def test_the_examples_of_evaluation_run(capsys):
-    names = {"__name__": "__main__"}
-    for code in snippets(EVALUATION):
-        exec(code, names)
-    printed = capsys.readouterr().out
-    assert printed.startswith("101 episodes, drawn from seed=0\nepisode")
-    promised = re.findall(r"```\n([^`]+?)```", EVALUATION)
-    assert len(promised) == 2
-    for text in promised:
-        assert text in printed
 
 
 SHARING = page("docs/sharing.md")
