@@ -10,7 +10,7 @@ SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py defi
 	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
 	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
-.PHONY: demo test oldest uncompiled parity faults stress soak ecosystem adapters second-python gymnasium-suite lint types bench docs opengl opengl-all clean
+.PHONY: demo test oldest uncompiled parity faults stress soak ecosystem adapters second-python gymnasium-suite lint types bench docs dist opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
@@ -33,6 +33,10 @@ $(VENV)/.adapters: $(VENV)/.dev
 
 $(VENV)/.bench: $(VENV)/.base
 	$(PIP_INSTALL) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.base
+	$(PIP_INSTALL) --editable '.[dist]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base
@@ -103,6 +107,10 @@ types: $(VENV)/.dev
 # every table of docs/data: make bench ARGS="--rows cartpole"; a user's own env is compared by `aioenv bench`
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# the sdist and the wheel, built and tested outside of the checkout: make dist ARGS="tests/contract -n 2"
+dist: $(VENV)/.dist opengl-all
+	$(BIN)/python tests/tools/dist.py $(ARGS)
 
 docs: $(VENV)/.docs
 	rm -rf docs/reference/generated build/docs

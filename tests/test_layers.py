@@ -57,7 +57,7 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 
 
 def home(name: str) -> str | None:
-    """The layer of a dotted name; None if it is nobody's (another package, or `aioenv` itself)."""
+    """The layer of a dotted name; None if it has none (another package, or `aioenv` itself)."""
     parts = name.split(".")
     if parts[0] != "aioenv" or len(parts) == 1:
         return None

@@ -167,7 +167,6 @@ class EnvInfo(Protocol):
     Attributes:
         single_observation_space, observation_space, single_action_space, action_space: of one slot, and of a batch.
         metadata, spec, render_mode: of the first env.
-        steps_some: whether a slot can be stepped without the others of its worker, or of this process.
     """
 
     single_observation_space: Space[Any]
@@ -177,7 +176,6 @@ class EnvInfo(Protocol):
     metadata: dict[str, Any]
     spec: Any
     render_mode: str | None
-    steps_some: bool
 
 
 class Backend(Protocol):
@@ -188,7 +186,7 @@ class Backend(Protocol):
         table: the states of the slots.
         images: the images of results; None if none are drawn.
         actions, observations: the layouts of the single spaces.
-        single_action_space, single_observation_space: as in Gymnasium.
+        single_action_space: as in Gymnasium.
     """
 
     num_envs: int
@@ -197,7 +195,6 @@ class Backend(Protocol):
     actions: Layout
     observations: Layout
     single_action_space: Space[Any]
-    single_observation_space: Space[Any]
 
     @property
     def history(self) -> SlotHistory | None:

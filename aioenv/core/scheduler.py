@@ -78,7 +78,7 @@ class RequestScheduler:
         table: the states of the slots.
         worker_pool, images, copy: as given.
         loop: the running event loop.
-        actions, observations, single_action_space, single_observation_space: see `Backend`.
+        actions, observations, single_action_space: see `Backend`.
         dispatcher: sends requests and reads replies.
         timeouts: waits for replies.
         restarter: starts workers again; None if none are. history: the data from which they go on.
@@ -109,7 +109,6 @@ class RequestScheduler:
         self.actions = worker_pool.actions
         self.observations = worker_pool.observations
         self.single_action_space = worker_pool.single_action_space
-        self.single_observation_space = worker_pool.single_observation_space
         self.loop = asyncio.get_running_loop()
         self.copy = copy
         self.closing = False

@@ -363,12 +363,12 @@ def namespace_values(kind: str, name: str, number: int) -> dict[str, Any]:
         __import__(name)
         return vars(sys.modules[name])
     if kind == "module":
-        return vars(namespace_module(kind, name, number))
+        return vars(namespace_module(kind, name))
     assert _state.namespaces is not None
     return _state.namespaces.setdefault(number, {"__name__": name, "__builtins__": builtins})
 
 
-def namespace_module(kind: str, name: str, number: int) -> types.ModuleType:
+def namespace_module(kind: str, name: str) -> types.ModuleType:
     """Return a module that this process can't import, or must not."""
     if kind == "main":
         return sys.modules["__main__"]

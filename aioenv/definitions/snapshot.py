@@ -172,7 +172,7 @@ class DefinitionEmitter(DefinitionPickler):
     def reduce_module(self, obj: types.ModuleType) -> Any:
         """Reduce a module to a reference by its name."""
         namespace = self._collector.module_namespace(obj)
-        return namespace_module, (namespace.kind, namespace.name, namespace.number)
+        return namespace_module, (namespace.kind, namespace.name)
 
     def reduce_by_name(self, obj: Any, name: str) -> Any:
         """Reduce an object to a reference by name if the receiver has it under this name already."""

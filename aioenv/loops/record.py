@@ -79,7 +79,7 @@ class TiledVideo:
         try:
             ffmpeg = importlib.import_module("imageio_ffmpeg")
         except ImportError as exc:
-            message = f"videos take imageio-ffmpeg: pip install 'aioenv[video]' ({exc})"
+            message = f"videos take imageio-ffmpeg: pip install 'imageio[ffmpeg]' ({exc})"
             raise ImportError(message, name=exc.name) from exc
         try:
             self._exe: str = ffmpeg.get_ffmpeg_exe()
@@ -201,7 +201,7 @@ async def record(
     """Step envs and write a video of all of them, a picture a step. Each is drawn while the next step runs.
 
     The first picture is of the states after a reset, so that there are `steps + 1`. It needs imageio-ffmpeg
-    (`pip install 'aioenv[video]'`).
+    (`pip install 'imageio[ffmpeg]'`).
 
     If this is cancelled or fails, or if the process is killed, the video still ends properly, with the pictures until
     then.

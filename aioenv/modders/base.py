@@ -94,7 +94,7 @@ class Modder:
             return
         edited = np.array(array[row : row + 1])
         edited[0] = value
-        check_edit(self.model, field, edited, f"{type(self).__name__}: edit of {field} {row}", slice(row, row + 1))
+        check_edit(self.model, field, edited, f"{type(self).__name__}: edit of {field} {row}")
         for frame, values in implied_edits(self.model, field, row).items():  # else MuJoCo may ignore it
             for other in np.flatnonzero(getattr(self.model, frame) != values).tolist():
                 self._write(frame, other, values[other])

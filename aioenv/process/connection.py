@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -321,11 +321,14 @@ class Connection:
             self._process.abandon()
 
 
-def _env_frames(lines: Sequence[str]) -> Iterator[str]:
+def _env_frames(lines: Sequence[str]) -> list[str]:
     """Return the frames in `faulthandler`'s output, without this package's outer frames, which every worker has."""
     stack = dropwhile(lambda line: not line.startswith(_STACK), lines)
-    frames = (line for line in stack if line.startswith(_FRAME))
-    return takewhile(lambda line: not line.startswith(_OWN_FRAMES), frames)
+    frames = [line for line in takewhile(lambda line: line != _OUTERMOST, stack) if line.startswith(_FRAME)]
+    # from the end: an env may hang in a function of MuJoCo's that a worker wraps
+    while frames and frames[-1].startswith(_OWN_FRAMES):
+        frames.pop()
+    return frames
 
 
 async def _wait_event(event: asyncio.Event, timeout_s: float) -> bool:

@@ -147,12 +147,12 @@ def _sigkill_sender() -> str:
     """Return the probable sender of a SIGKILL, from the kernel's counter of out-of-memory kills."""
     before, now = oom_kills_at_start(), oom_kills()
     if before is None or now is None:
-        return "by another process, or by the kernel because memory ran out: see `dmesg`"
+        return "by a process, or by the kernel because memory ran out: see `dmesg`"
     if now > before:
         return (
             f"by the kernel, it seems: memory ran out, and it has killed {now - before} of this container's processes"
         )
-    return "by another process, and not by the kernel: memory did not run out"
+    return "by a process, and not by the kernel: memory did not run out"
 
 
 def start_error(

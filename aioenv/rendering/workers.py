@@ -17,7 +17,7 @@ from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.process.restart import Restarter
 from aioenv.process.restart_policy import RestartPolicy
-from aioenv.process.supervisor import Worker
+from aioenv.process.supervisor import Worker, WorkerState
 from aioenv.rendering.backends import backend_environment, no_backend_error, warn_of_software
 from aioenv.rendering.images import ImageMemory
 from aioenv.rendering.queue import DrawJob, QueuePolicy, RenderQueue, Rows
@@ -135,9 +135,6 @@ class RenderWorkers:
                 errors.append(exc)
                 reasons.append(f"{backend}: {cause or (str(exc).splitlines() or ['?'])[0]}")
             else:
-                self.backend = backend
-                self.renderer = str(self.workers[0].description)
-                warn_of_software(self.renderer, self._backends)
                 return
         if all(isinstance(error, StartTimeout) for error in errors):  # a modder hangs, or the machine
             raise errors[-1]
@@ -170,6 +167,8 @@ class RenderWorkers:
         try:
             await workers[0].start()
             await gather_internal(*(worker.start() for worker in workers[1:]))
+            self.backend, self.renderer = backend, str(workers[0].description)
+            warn_of_software(self.renderer, self._backends)  # raises where warnings are errors
         except GeneratorExit:  # its loop was closed
             self.abandon()
             raise
@@ -186,6 +185,8 @@ class RenderWorkers:
         self.queues = [RenderQueue(worker, self.restarter, self._policy) for worker in workers]
         for worker, queue in zip(workers, self.queues, strict=True):
             worker.on_death = queue.on_death
+            if worker.state is WorkerState.DEAD:  # it has died while others started
+                queue.on_death(worker)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all rows of all queues, as the pool is being closed."""

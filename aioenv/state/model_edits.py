@@ -76,7 +76,6 @@ _SETTINGS = (
 _REFERENCES = {"matid": "nmat", "texid": "ntex"}
 # The smallest distance of the near plane, as a part of the model's extent.
 _NEAREST = 1e-6
-_ALL_ROWS = slice(None)
 _OPTIONS = ("gravity", "wind", "magnetic")
 _NUMBERS = ("timestep", "density", "viscosity", "impratio")
 # Prefixes of assets, names and what MuJoCo derives from them.
@@ -156,15 +155,14 @@ def implied_edits(model: mujoco.MjModel, name: str, row: int | None = None) -> d
     return frames
 
 
-def check_edit(model: mujoco.MjModel, name: str, values: npt.NDArray[Any], what: str, rows: slice = _ALL_ROWS) -> None:
+def check_edit(model: mujoco.MjModel, name: str, values: npt.NDArray[Any], what: str) -> None:
     """Refuse values that MuJoCo does not check: it would draw something else, read invalid memory, or end the process.
 
     Args:
         model: the model.
         name: the field.
-        values: values of these rows, of shape `(..., rows, columns)`.
+        values: values of any of its rows, of shape `(..., rows, columns)`.
         what: the edited field, for errors.
-        rows: the rows that are edited.
 
     Raises:
         ValueError: if they can't be drawn.

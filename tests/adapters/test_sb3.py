@@ -81,7 +81,7 @@ def test_envs_are_asked_and_told_through_it(backend):
 
 
 class Ending(gym.vector.VectorEnv):
-    """A vector env of somebody's, which resets as Stable-Baselines3 wants it."""
+    """A user's vector env, which resets as Stable-Baselines3 wants it."""
 
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
     single_observation_space = gym.spaces.Box(-9, 9, (1,), np.float64)
@@ -144,7 +144,7 @@ def test_misuse_is_said():
         with pytest.raises(errors.PendingCallError):
             envs.step_async(np.zeros(2, int))
         assert envs.step_wait()[0].shape == (2, 4)
-        envs.step_async(np.zeros(2, int))  # nobody waits for this one
+        envs.step_async(np.zeros(2, int))  # this one is not awaited
         assert envs.reset().shape == (2, 4)
         with pytest.raises(errors.ActionError):
             envs.step(np.zeros(3, int))
@@ -249,7 +249,7 @@ def test_options_of_each_slot():
                 envs.seed(4)
                 if options is not None:
                     envs.set_options(options)
-            ours.step_async(np.zeros(3, int))  # nobody waits for this one
+            ours.step_async(np.zeros(3, int))  # this one is not awaited
             assert np.array_equal(theirs.reset(), ours.reset())
             assert ours.reset_infos == theirs.reset_infos
         infos = ours.step(np.zeros(3, int))[3]
@@ -333,7 +333,7 @@ def test_actions_are_sent_as_they_are_at_step_async(given):
         with pytest.raises(errors.NoAsyncCallError):
             envs.step_wait()
         assert envs.step(actions)[0].shape == (2, 11)
-        envs.step_async(actions)  # nobody waits for this one
+        envs.step_async(actions)  # this one is not awaited
         assert envs.reset().shape == (2, 11)
     finally:
         envs.close()

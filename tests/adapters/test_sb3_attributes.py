@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not INSTALLED, reason="Stable-Baselines3 is not 
 
 
 class Opponent:
-    """Somebody with a strategy, who is called to hear of it."""
+    """An env with a strategy, which it tells when it is called."""
 
     def __call__(self) -> str:
         raise AssertionError("it was called")
@@ -60,7 +60,7 @@ def test_attributes_are_read_and_not_called(kind):
         envs.reset()
         assert [type(one) for one in envs.get_attr("opponent")] == [Opponent] * 2
         assert all(map(envs.has_attr, ["count", "opponent", "lock", "close"])) and not envs.has_attr("nothing")
-        assert envs.get_attr("calls") == [0, 0]  # so that nobody has counted
+        assert envs.get_attr("calls") == [0, 0]  # so it was not called
         assert envs.env_method("count", by=2, indices=[1]) == [2]
         assert envs.get_attr("calls", [1, 0]) == [2, 0]
         with pytest.raises(TypeError, match=r"get_attr\('count'\): a method of the env, .* env_method\('count'\)"):

@@ -89,7 +89,7 @@ def test_all_refuses_what_would_be_ignored_or_overwritten(tmp_path, capfd):
         ([*SMALL, "--resume", str(like)], "no file that"),
         ([*SMALL, "--resume", str(list_)], "no file that"),
         ([*SMALL, "--rows", "nosuch"], "nosuch"),
-        ([*SMALL, "--only", "nobody"], "nobody"),
+        ([*SMALL, "--only", "absent"], "absent"),
         ([*SMALL, "--env", "noop"], "--rows"),
         (["latency", "--quick"], "--quick goes with the suite"),
         (["latency", "--resume", "x.json"], "--resume goes with the suite"),
@@ -142,7 +142,7 @@ def test_what_is_resumed_is_copied_if_it_is_whole(monkeypatch, tmp_path, capfd):
         lambda row: row["results"][0].pop("rounds"),
         lambda row: row["results"][0].pop("ratios"),
         lambda row: row["results"][0].update(env_steps_per_s=None),
-        lambda row: row["results"][0].update(contender="nobody"),
+        lambda row: row["results"][0].update(contender="absent"),
     ):
         content = json.loads(copy.read_text())
         break_it(content["rows"]["noop-1"])

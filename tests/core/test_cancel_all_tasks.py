@@ -1,4 +1,4 @@
-"""Somebody cancels all tasks of the loop, as `asyncio.run` does at its end: ours are not among them.
+"""A program cancels all tasks of the loop, as `asyncio.run` does at its end: ours are not among them.
 
 A hang is what these would show: pytest's timeout ends it.
 """

@@ -29,7 +29,7 @@ class Waiter(gym.Env):
         self._gate = fifo
 
     def wait(self):
-        with open(self._gate, encoding="ascii") as fifo:  # a fifo, whose other end nobody opens
+        with open(self._gate, encoding="ascii") as fifo:  # a fifo, whose other end is never opened
             fifo.read()
 
     def reset(self, *, seed=None, options=None):

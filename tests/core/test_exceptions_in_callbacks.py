@@ -128,7 +128,7 @@ async def test_an_event_that_can_not_be_reduced_is_told_to_its_reader(where):
 
 
 class Broken(aioenv.EpisodeStats):
-    """Somebody's own statistics, with a mistake in them."""
+    """A user's own statistics, with a mistake in them."""
 
     def step(self, *args, **kwargs):
         raise LookupError("a mistake")

@@ -1,4 +1,4 @@
-"""The contract as a table: what each fault, at each moment, comes to for whoever awaits.
+"""The contract as a table: what each fault, at each moment, comes to for the awaiter.
 
 Left out are cells in which a fault can't strike (`faulty_env.makes_sense`): a wrong observation takes a moment that
 returns one, a huge info one that returns infos or a result.

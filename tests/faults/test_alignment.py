@@ -139,7 +139,7 @@ def test_timeouts_at_five_hundred_random_instants(loop, seed):
 @pytest.mark.stress
 @loops
 def test_images_of_mujoco_after_timeouts(loop, way):
-    """Drawn by a pool: beside vector envs that nobody ever interrupts."""
+    """Drawn by a pool: beside vector envs that are never interrupted."""
     if way[0] != "forkserver":
         pytest.skip("the pool's workers are like others")
 
@@ -301,7 +301,7 @@ async def start_cancelled_at(k: int, workers: int) -> bool:
 
 
 async def close_cancelled_at(k: int, again: bool) -> bool:
-    """Close while a step is in flight that nobody waits for."""
+    """Close while a step is in flight that is not awaited."""
     envs = await aioenv.AsyncVectorEnv([slow_ledger] * 2, num_workers=2)
     await envs.reset(seed=0)
     envs.send([0, 0])

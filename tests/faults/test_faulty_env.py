@@ -133,7 +133,7 @@ def test_a_factory_strikes_when_it_is_unpickled(fault):
     data = pickle.dumps(factory)
     with pytest.raises(EXCEPTIONS[fault]):
         pickle.loads(data)
-    with pytest.raises(EXCEPTIONS[fault]):  # nobody has unpickled it: a forked process, say
+    with pytest.raises(EXCEPTIONS[fault]):  # it was not unpickled: a forked process, say
         factory()
     factory()
     env = pickle.loads(pickle.dumps(FaultyEnv.factory(fault, "step", 3)))()

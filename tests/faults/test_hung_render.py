@@ -170,7 +170,7 @@ async def test_which_workers_are_late():
     watch.sent()
     watch.sent()
     began = loop.time()
-    time.sleep(0.1)  # noqa: ASYNC251 - a loop that stood still blames nobody
+    time.sleep(0.1)  # noqa: ASYNC251 - a loop that stood still blames no worker
     await asyncio.sleep(0)
     watch.answered(died=False)
     assert late.empty()

@@ -29,7 +29,7 @@ def make(env, mode=None, *, num_workers=2, **kwargs):
 
 
 async def die(envs, victim: int) -> None:
-    """A worker is killed while nobody waits for it; returns when that is known."""
+    """Kill a worker while no request waits for it; return when that is known."""
     pid = envs.workers[victim].pid
     kill(pid)
     while envs.workers[victim].state == "ready" and envs.workers[victim].pid == pid:

@@ -231,7 +231,7 @@ class Supervised(RuleBasedStateMachine):
 
     @rule()
     def cancel(self) -> None:
-        """Nobody waits any more: a timeout, a cancelled task."""
+        """The waiter is gone: a timeout, a cancelled task."""
         busy = self.worker.state is WorkerState.BUSY
         self.worker.abandon_requests()
         assert not busy or self.worker.state is WorkerState.DRAINING
@@ -267,7 +267,7 @@ class Supervised(RuleBasedStateMachine):
         unanswered = [n for n, outcomes in self.outcomes.items() if not outcomes]
         state = self.worker.state
         if state in (WorkerState.READY, WorkerState.DEAD, WorkerState.CLOSED, WorkerState.STARTING):
-            assert not unanswered, "nobody may wait for ever"
+            assert not unanswered, "no request may wait for ever"
         if state in (WorkerState.BUSY, WorkerState.DRAINING):
             assert unanswered
 

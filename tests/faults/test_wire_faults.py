@@ -97,7 +97,7 @@ def test_a_payload_over_the_limit_takes_no_memory(read):
     assert decode_until_error(read, Decoder(max_payload=10), whole, [7])[1] is None
 
 
-@pytest.mark.parametrize("lengths", [{"tail": MAX_PAYLOAD_BYTES}, {"fixed": MAX_FIXED_BYTES}], ids=str)
+@pytest.mark.parametrize("lengths", [{"payload": MAX_PAYLOAD_BYTES}, {"fixed": MAX_FIXED_BYTES}], ids=str)
 def test_what_is_announced_costs_nothing_until_it_comes(lengths):
     before = resident()
     decoder = Decoder()
@@ -207,7 +207,7 @@ def files_of(pid: int) -> set[str]:
 
 
 def open_to_others(pids: set[int]) -> list[str]:
-    """Sockets of these processes that anybody could connect to: of the internet families, or Unix ones with a name."""
+    """Sockets of these that other processes could connect to: of the internet families, or Unix ones with a name."""
     mine = {name[8:-1] for pid in pids for name in files_of(pid) if name.startswith("socket:[")}
     found = []
     for family in ("tcp", "tcp6", "udp", "udp6"):

@@ -66,7 +66,7 @@ class Others:
                 assert any(s.pending is not None for s in some)
                 return [world.clone()]
             if isinstance(value, WorkerDied):
-                assert any(s.dying or world.restart for s in some), "nobody has died"
+                assert any(s.dying or world.restart for s in some), "no worker has died"
             elif how == "ok":
                 assert all(not s.dying for s in some), "a worker was dead"
             done = world.clone()

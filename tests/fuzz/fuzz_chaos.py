@@ -100,10 +100,10 @@ class Chaos:
             await task
             how = "ok"
         except asyncio.CancelledError:
-            assert cancels, f"{name}: nobody has cancelled it"
+            assert cancels, f"{name}: it was not cancelled"
             how = "cancelled"
         except WorkerDied as exc:
-            assert self.config.restart, f"nobody was killed: {exc!r}"
+            assert self.config.restart, f"no worker was killed: {exc!r}"
             how = repr(exc)[:80]
         except DOCUMENTED as exc:
             how = repr(exc)[:80]

@@ -158,7 +158,7 @@ class ImageOperations:
         self.results += 1
 
     async def observed(self, slot: int, obs: Any, *, paused: bool = False) -> None:
-        """A slot has this observation; that of a paused one, if it can be had, may be of a result that nobody took."""
+        """A slot has this observation; that of a paused one, if there is one, may be of a result that was not taken."""
         state = obs["state"] if self.pixels else obs
         begun = bool(np.any(state))  # else it was never reset
         if begun or not paused:

@@ -24,7 +24,7 @@ class Outcome:
         error: None, "env" or "died"; a result otherwise.
         maybe: whether it may be an error "died" as well.
         wild: a process was started again: it begins at a key that only the result tells.
-        abandoned: nobody waits for it: the next step drops it, unless `recv` takes it.
+        abandoned: it is not awaited: the next step drops it, unless `recv` takes it.
         shown: it is the last observation, of a slot that a reset leaves alone.
         overtaken: the slot was put into another state since.
         lost: its worker may have ended since.
@@ -112,7 +112,7 @@ class World:
         elif not reset and any(s.over for s in some):
             otherwise = ResetNeededError
         allowed = {otherwise}
-        if not reset and any(s.wild for s in some):  # what was dropped of them nobody has seen
+        if not reset and any(s.wild for s in some):  # dropped results of them were not seen
             allowed |= {None, EnvError, ResetNeededError}
         return {WorkerDied, *allowed} if dead else allowed
 
@@ -202,7 +202,7 @@ class World:
         for i in slots:
             slot = self.slots[i]
             outcome = slot.pending
-            assert outcome is not None, f"slot {i} has given a result that nobody asked for"
+            assert outcome is not None, f"slot {i} has given a result that was not asked for"
             slot.pending = None
             if not outcome.overtaken:
                 slot.failed |= outcome.error == "env"
@@ -216,13 +216,13 @@ class World:
             self.slots[i].pending.abandoned = True  # type: ignore[union-attr]
 
     def drop(self) -> None:
-        """What nobody waits for is dropped."""
+        """Drop the results that are not awaited."""
         for i in self.pending:
             if self.slots[i].pending.abandoned:  # type: ignore[union-attr]
                 self.lose_results([i])
 
     def lose_results(self, slots: list[int]) -> World:
-        """They were taken, and nobody has seen them."""
+        """They were taken, and not seen."""
         for i, outcome in zip(slots, self.take(slots), strict=True):
             if outcome.wild:
                 self.slots[i].wild = True

@@ -142,7 +142,7 @@ class Pools:
         except TimeoutError:
             raise AssertionError(f"{name} hangs") from None
         except ClosedError:
-            assert closing, f"{name}: nobody has closed it"
+            assert closing, f"{name}: it was not closed"
             return
         except RenderError as exc:
             # the end of a worker that was killed before may not have been known; and it is drawn again only once

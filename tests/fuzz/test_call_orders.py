@@ -447,7 +447,7 @@ async def test_a_slot_is_paused_while_a_rollout_waits_for_what_was_cancelled(tmp
                 self.wait(1)
             return super().step(action)
 
-    def open_gate(which):  # once somebody waits at it
+    def open_gate(which):  # once an env waits at it
         os.close(os.open(gates[which], os.O_WRONLY))
 
     async with aioenv.AsyncVectorEnv([Gated] * 2) as envs:

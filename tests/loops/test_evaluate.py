@@ -28,7 +28,7 @@ class RandomWalk(gym.Env):
     action_space = gym.spaces.Box(-1, 1, (), np.float64)
 
     def __init__(self, die_at=None):
-        self.die_at = die_at  # a file; whoever removes it dies
+        self.die_at = die_at  # a file; the env that removes it dies
         self.steps = 0
 
     def reset(self, *, seed=None, options=None):

@@ -225,7 +225,7 @@ def test_threads_end_with_the_env(name):
         env.step(env.action_space.sample())
     with pytest.raises(aioenv.ClosedError):
         env.reset()
-    made(name, 8, num_threads=4)  # nobody closes this one
+    made(name, 8, num_threads=4)  # this one is never closed
     gc.collect()
     assert count(before) == before
 

@@ -179,7 +179,7 @@ def test_ctrl_c_waits_for_the_step_whose_result_waits_for_recv(copy):
         once.append(interrupt)
         with pytest.raises(KeyboardInterrupt):
             envs.step(ACTIONS)
-        assert envs.step(ACTIONS).obs.tolist() == [8.0, 8.0]  # what nobody takes is dropped
+        assert envs.step(ACTIONS).obs.tolist() == [8.0, 8.0]  # untaken results are dropped
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

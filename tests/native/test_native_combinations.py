@@ -25,7 +25,7 @@ from tests.kits.native_kit import Good
 
 
 def test_ctrl_c_while_another_thread_is_at_work():
-    """The call ends when nobody works any more, and the next one knows nothing of it."""
+    """The call ends when no thread works any more, and the next one knows nothing of it."""
     team, main = ThreadPool(2), threading.main_thread()
     both, seen, ended, helps = threading.Barrier(2), threading.Event(), threading.Event(), threading.Event()
     early, done = [], []

@@ -150,7 +150,7 @@ async def test_statistics_of_episodes_are_those_of_single_envs(mode, num_workers
             if step == 20:
                 for envs in (singles, native):
                     envs.resume()
-                    task = asyncio.ensure_future(envs.step(actions))  # its rewards count, whoever takes it
+                    task = asyncio.ensure_future(envs.step(actions))  # its rewards count, however it is taken
                     while not envs.outstanding:
                         await asyncio.sleep(0)
                     task.cancel()

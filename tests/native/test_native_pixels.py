@@ -152,7 +152,7 @@ async def test_wherever_an_observation_goes(where):
         obs, _ = await envs.reset(seed=0, options={"reset_mask": np.array([True, False, False, False])})
         assert np.array_equal(obs["pixels"], np.stack([run[i]["pixels"][s] for s, i in enumerate((0, 2, 0, 1))]))
         envs.resume_all()
-        # nobody writes to what was handed out
+        # results that were handed out stay unchanged
         assert all(map(same_observations, run, kept))
         if where:
             await envs.reset(seed=0)
@@ -276,7 +276,7 @@ async def test_vector_envs_of_your_own(where):
 
 
 class Ends(Pendulums):
-    """SAME_STEP, and nobody knows which states episodes ended in."""
+    """SAME_STEP, where the states in which episodes ended are unknown."""
 
     def __init__(self, num_envs):
         super().__init__(num_envs)

@@ -97,7 +97,7 @@ async def test_paused_slots_keep_what_they_are_doing(num_workers):
         for envs in (singles, native):
             envs.resume()
         assert equal(await singles.step(action), await native.step(action))
-        # nobody is left: whoever steps in a loop still lets others run
+        # no slot is left: a task that steps in a loop still lets others run
         for envs in (singles, native):
             envs.pause(range(5))
         assert equal(await singles.step(action), await native.step(action))

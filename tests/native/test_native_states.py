@@ -191,7 +191,7 @@ async def test_a_worker_that_died_is_started_again(mode):
         assert envs.autoreset_mode is mode
         last, _ = await envs.reset(seed=3)
         await rest.reset(seed=5)
-        # nobody lives for less than three steps
+        # no episode has less than three steps
         last, *_ = await envs.step([1, 2, 3, 4])
         await rest.step([3, 4])
         lost = await envs.step([9, 0, 1, 1])

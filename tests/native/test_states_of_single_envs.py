@@ -149,7 +149,7 @@ async def test_what_one_of_them_does_not_count_is_refused():
             await native.set_state(await single.get_state())
         with pytest.raises(aioenv.ResumeError, match="without a TimeLimit"):
             await native.set_state(await endless.get_state())
-        await endless.set_state(await native.get_state())  # which counts what nobody asks for
+        await endless.set_state(await native.get_state())  # which counts without being asked
 
 
 async def test_another_model_is_refused():

@@ -29,7 +29,7 @@ def turn(loop):
 
 @contextlib.contextmanager
 def forgetting():
-    """Collect what nobody knows any more after this block; that it was not closed we know."""
+    """Collect garbage after this block, without the warnings of unclosed objects."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
@@ -45,7 +45,7 @@ async def held():
 @pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("known", [True, False])
 def test_a_launch_in_any_turn(known, channel, start, loop):
-    """Whoever abandons it knows what it holds; of one that is forgotten its coroutine does."""
+    """The caller that abandons it knows what it holds; of a forgotten one its coroutine does."""
     began = 0
     for turns in range(1, 8):
         with leak_check():
@@ -69,7 +69,7 @@ def test_a_launch_in_any_turn(known, channel, start, loop):
 
 
 class Gated(gym.Env):
-    """Is made when somebody opens the other end of a fifo."""
+    """An env that is made when the other end of a fifo is opened."""
 
     observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
 
@@ -102,7 +102,7 @@ async def started(envs, fifo):
     while not task.done():
         try:
             os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError:  # nobody reads there, yet
+        except OSError:  # it has no reader yet
             await asyncio.sleep(0)
     await task
     await envs.reset()
@@ -131,7 +131,7 @@ async def until(moment):
 @pytest.mark.parametrize("moment", [starting, started, restarting])
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_vector_env_in_any_state(closed, moment, start, loop, fifo):
-    """It is closed, while somebody still has it, or forgotten."""
+    """It is closed while there are references to it, or forgotten."""
     running = LOOPS[loop]()
     restart = aioenv.RestartPolicy(backoff_s=0.0)
     envs = aioenv.AsyncVectorEnv([partial(Gated, fifo)] * 2, num_workers=2, start=start, restart=restart)

@@ -453,7 +453,7 @@ async def test_the_end_of_a_worker_is_heard_while_the_server_imports_a_module(mo
     name = module(
         "takes_its_time",
         f"import subprocess\nopen({str(begun)!r}, 'w').close()\nopen({str(go_on)!r}).close()\n"
-        "assert subprocess.run(['false']).returncode == 1, 'somebody else has waited for it'",
+        "assert subprocess.run(['false']).returncode == 1, 'it was reaped by other code'",
     )
     async with tellers(1) as envs:
         other = asyncio.ensure_future(tellers(1, preload=[name])._ensure_started())

@@ -70,7 +70,7 @@ async def test_code_that_was_loaded_anew_is_the_workers_too(edited, how):
 
 
 async def test_a_file_that_was_edited_alone_changes_nothing(edited):
-    """A training run makes a vector env to evaluate with, while somebody works on the next one."""
+    """A training run makes a vector env to evaluate with, while the code of the next one is edited."""
     module, path = edited
     async with aioenv.make_vec(module.Edited, 1) as old:
         write(path, 222)

@@ -334,7 +334,7 @@ def test_what_an_env_forgets_ends_with_its_worker(start, method, kind):
     envs = sync.make_vec(Nests, 1, start=start)
     (number,) = envs.call("leave", method, kind)
     assert len(group(number)) >= 2
-    envs.close(grace_s=0.5 if kind == "process" else LONG_S)  # nobody but the end of its worker ends that one
+    envs.close(grace_s=0.5 if kind == "process" else LONG_S)  # only the end of its worker ends that one
     limit = time.monotonic() + 5
     while (left := group(number)) and time.monotonic() < limit:
         time.sleep(0.01)

@@ -184,6 +184,41 @@ def test_a_timeout_says_where_envs_are(start, fault, monkeypatch):
     asyncio.run(main())
 
 
+class HangsInMujoco(gym.Env):
+    """An env that hangs in one of MuJoCo's drawing functions, which a worker wraps."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        import mujoco
+
+        class Forever:
+            def __index__(self) -> int:
+                while True:
+                    pass
+
+        mujoco.mjr_setBuffer(Forever(), None)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="takes pidfds")
+def test_a_timeout_says_where_an_env_is_that_hangs_in_a_function_that_workers_wrap(monkeypatch):
+    monkeypatch.setattr(timeouts, "_ASK_FROM_S", 0.0)
+
+    async def main() -> None:
+        async with aioenv.AsyncVectorEnv([HangsInMujoco], timeout_s=0.5) as envs:
+            await envs.reset(timeout_s=30)
+            with pytest.raises(aioenv.StepTimeout) as caught:
+                await envs.step([0])
+        (note,) = caught.value.__notes__
+        assert " in __index__" in note and note.splitlines()[-1].endswith(" in step")
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="takes pidfds")
 def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
     place = tmp_path / "ä"
@@ -315,7 +350,7 @@ def test_tasks_that_begin_at_once_change_nothing(options):
             seen.append((await asyncio.create_task(envs.step(push))).obs)
             seen.append((await envs.rollout(lambda obs: push[: len(obs)], 20, groups=2)).obs)
             envs.send(push)
-            ready = await envs.recv(min_slots=4)  # of both workers, whoever is first
+            ready = await envs.recv(min_slots=4)  # of both workers, in any order
             seen.append(ready.obs[np.argsort(ready.slots)])
             if "render" in options:
                 seen.append(await envs.render())

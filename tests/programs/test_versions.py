@@ -115,7 +115,7 @@ def test_an_import_says_which_library_is_too_old(tmp_path, code):
     pretend(tmp_path, gymnasium="1.1.1", mujoco="3.2.0")
     package = tmp_path / "mujoco"
     package.mkdir()
-    (package / "__init__.py").write_text("raise TypeError('nobody shall get here')")
+    (package / "__init__.py").write_text("raise TypeError('no code shall get here')")
     done = python(tmp_path, "-c", code)
     assert done.returncode == 1
     problems = [line for line in done.stderr.splitlines() if "aioenv needs" in line]

@@ -108,7 +108,7 @@ def run(make, n=2, workers=1, **kwargs):
 
 
 def reference(make, n=2):
-    """What Gymnasium's envs show that nobody has asked for an image before."""
+    """Images of Gymnasium's envs that were not asked for an image before."""
     of = []
     for slot in range(n):
         env = make()

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import aioenv
+from aioenv.process.supervisor import Worker
 from tests.kits.process_kit import environment, run_alone
-from tests.kits.render_pool_kit import SMALL, differ, pool_of
+from tests.kits.render_pool_kit import SMALL, differ, pool_of, some_states
 from tests.kits.version_kit import needs
 
 # ------------------------------------------------------------ the end
@@ -113,6 +114,21 @@ async def test_rp10_a_modder_that_hangs_is_not_told_as_opengl_that_does_not_work
 
 @pytest.mark.stress
 @pytest.mark.asyncio
+async def test_rp10_where_warnings_are_errors_a_pool_that_would_warn_leaves_no_process(monkeypatch):
+    workers = []
+
+    def refuse(*_: object) -> None:
+        workers.extend(pool._workers.workers)
+        raise aioenv.SoftwareRenderWarning("a test")
+
+    monkeypatch.setattr("aioenv.rendering.workers.warn_of_software", refuse)
+    pool = pool_of(workers_per_device=1)
+    with pytest.raises(aioenv.SoftwareRenderWarning):
+        await pool
+    assert [worker.state.value for worker in workers] == ["closed"]
+
+
+@pytest.mark.asyncio
 async def test_rp10_modders_that_are_none():
     with pytest.raises(aioenv.RenderError, match="exited with code 7"):
         await pool_of(modder=Exits, backend="egl")
@@ -180,6 +196,27 @@ async def test_rp13_a_worker_that_raises_dies_or_hangs_fails_its_call_and_is_rep
         assert time.monotonic() - started < 3
         assert (await waiting).shape == (1, 18, 24, 3)
         assert not set(pids) & set(pool.pids)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("restart", [aioenv.RestartPolicy(), None])
+async def test_rp13_a_worker_that_dies_while_others_start_is_replaced_or_lost(restart, monkeypatch):
+    start = Worker.start
+
+    async def start_and_lose_the_first(worker: Worker) -> None:
+        await start(worker)
+        if worker.index == 1:
+            await pool._workers.workers[0].kill_and_wait("a test")
+
+    monkeypatch.setattr(Worker, "start", start_and_lose_the_first)
+    pool = pool_of(restart=restart)
+    async with asyncio.timeout(60), pool:
+        if restart is not None:
+            assert differ(await pool.render(some_states(pool, 4), **SMALL))
+            return
+        with pytest.raises(aioenv.RenderError, match="render worker 0 is gone"):
+            await pool.render(slots=[0], **SMALL)
+        await pool.render(slots=[1], **SMALL)
 
 
 @pytest.mark.asyncio

@@ -135,7 +135,7 @@ async def test_images_are_of_the_state_returned_last_while_the_next_step_runs():
             await step
         beside.append(await envs.render())
         assert np.array_equal(alone, beside)
-        # images that nobody claims are dropped, and the newest are still right
+        # unclaimed images are dropped, and the newest are still right
         await envs.reset(seed=0)
         for action in actions:
             await envs.step(action)

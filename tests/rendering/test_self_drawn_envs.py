@@ -52,7 +52,7 @@ class BadImage:
 
     def __reduce__(self):
         if not self.pickles:
-            raise TypeError("a canvas")
+            raise TypeError("a bad image")
         return refuse, ()
 
 

@@ -133,7 +133,7 @@ def test_a_payload_that_is_not_contiguous_is_left_to_python():
 
 
 def test_nothing_is_read_beyond_the_end_of_a_payload():
-    """Behind which there is no memory: whoever looks there ends the process."""
+    """Memory whose end is followed by no memory: a read beyond it ends the process."""
     part, payload = usual()
     whole = bytes(payload)
     space = mmap.mmap(-1, 2 * mmap.PAGESIZE)

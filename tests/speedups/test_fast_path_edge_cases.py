@@ -294,7 +294,7 @@ def test_a_spoilt_request_for_a_run_ends_the_worker_as_in_python(monkeypatch, pl
     assert endings[0].startswith("WireError: ") and len(set(endings)) == 1
 
 
-def serve_nobody() -> None:
+def serve_no_envs() -> None:
     """Answer a request for a run with a plan of no envs."""
     worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
@@ -307,6 +307,6 @@ def serve_nobody() -> None:
 
 @compiled
 def test_a_fast_path_of_no_envs_is_no_crash():
-    code = "from tests.speedups import test_fast_path_edge_cases as tests; tests.serve_nobody()"
+    code = "from tests.speedups import test_fast_path_edge_cases as tests; tests.serve_no_envs()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert ended.returncode >= 0, f"signal {-ended.returncode}"

@@ -130,7 +130,7 @@ CHANNELS: dict[str, tuple[dict[str, Any], Any]] = {
     "pending is no dict": ({"pending": []}, None),
     "nothing pending": ({"pending": {}}, None),
     "pending for a number": ({"pending": {0: 7}}, None),
-    "pending for nobody": ({"pending": {0: ([], print, None)}}, None),
+    "pending without a request": ({"pending": {0: ([], print, None)}}, None),
     "counted is short": ({"pending": {0: ([], print, (1,))}}, None),
     "into is none": ({"pending": {0: (None, print, (1, 2, 3, False))}}, None),
     "a whole that is none": ({"pending": {0: ([], print, (1, 2, 3, False))}}, AttributeError),

@@ -268,8 +268,8 @@ REPLIES: dict[str, tuple[Callable[[Peer, BatchRequest], bytes], bool]] = {
     ),
     "images": (lambda peer, e: reply(peer, e, kind=Kind.IMAGES, fixed=(), payload=b"images"), False),
     "images that are as long": (lambda peer, e: reply(peer, e, kind=Kind.IMAGES), True),
-    "to nobody": (lambda peer, e: reply(peer, e, request=99, fixed=()), False),
-    "to nobody, as long": (lambda peer, e: reply(peer, e, request=99), True),
+    "to no request": (lambda peer, e: reply(peer, e, request=99, fixed=()), False),
+    "to no request, as long": (lambda peer, e: reply(peer, e, request=99), True),
     "of an earlier life": (lambda peer, e: reply(peer, e, generation=GENERATION - 1, fixed=()), False),
     "of an earlier life, as long": (lambda peer, e: reply(peer, e, generation=GENERATION - 1), True),
     "of a later life, as long": (lambda peer, e: reply(peer, e, generation=GENERATION + 1), True),
@@ -451,7 +451,7 @@ def test_whatever_comes_in_whatever_pieces_is_counted_as_in_python(planned, piec
 async def test_where_there_is_nothing_to_read_nothing_is_done():
     async with World(1) as world:
         (peer,) = world.peers
-        assert speedups.take_replies(peer.channel) is None, "nobody waits for anything"
+        assert speedups.take_replies(peer.channel) is None, "no reply is due"
         batch_request = world.send()
         before = world.state()
         assert speedups.take_replies(peer.channel) == -1

@@ -205,7 +205,7 @@ async def test_wide_observations_go_all_their_way_in_c(monkeypatch, mode, copy, 
                 assert_same(tuple(first), reference.reset(options={"reset_mask": mask}), "reset")
                 held.append((first.obs, first.obs.copy()))
             held = held[-kept:]  # more than there are batches: then it is copied out of the first one
-            assert all((obs == was).all() for obs, was in (held if copy else held[-2:])), "nobody writes into them"
+            assert all((obs == was).all() for obs, was in (held if copy else held[-2:])), "they stay unchanged"
     assert by_c > 100, "the workers step in C"
     if kept == 1:
         assert taken.count(-1) > 60, "and the parent takes in what they say"

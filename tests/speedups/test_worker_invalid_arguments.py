@@ -111,7 +111,7 @@ def print_what_comes_of(calls: Callable[[], Any]) -> None:
                 Decoder(desk.service.request_buffers, desk.service.expected_buffers),
             )
             desk.mine.sendall(desk.encode())
-            desk.mine.shutdown(socket.SHUT_WR)  # nobody waits for more
+            desk.mine.shutdown(socket.SHUT_WR)  # it reads no more
             of = make(desk)
             sys.stdout.flush()
             if (pid := os.fork()) == 0:

@@ -198,7 +198,7 @@ def test_cancelled_steps_count_too():
             task.cancel()
             await asyncio.wait([task])
             assert ends(await steps(envs, 1)) == [[(1, 33.0, 3)]]
-            assert envs.episode_stats.epoch()["return/min"] == 2.0  # slot 0's, whose end nobody has seen
+            assert envs.episode_stats.epoch()["return/min"] == 2.0  # slot 0's, whose end was in no result
 
     aioenv.run(run())
 
@@ -445,7 +445,7 @@ class Diverges(Fixed):
 
 @pytest.mark.parametrize("how", ["numpy raises", "Python raises"])
 def test_rewards_that_add_up_to_nothing_are_no_fault_of_the_worker(how):
-    """Whoever looks for the place where numbers go wrong has numpy raise, or whatever warns."""
+    """numpy raises, as users have it do to find the place where numbers go wrong; so do warnings."""
 
     async def main() -> None:
         async with aioenv.AsyncVectorEnv([lambda: Diverges(0)] * 2, num_workers=1, episode_stats=True) as envs:

@@ -336,7 +336,7 @@ def test_a_result_that_is_there_needs_no_time(inline):
 
 
 def replied(envs):
-    """Wait until the worker has replied to the step, whether or not somebody has read that."""
+    """Wait until the worker has replied to the step, whether or not that was read."""
     batch_request, worker = envs._pending._request, envs._envs._backend.worker_pool.members[0].worker
     while batch_request.open and not select.select([worker.poll_fd], [], [], 0.01)[0]:
         pass

@@ -87,7 +87,7 @@ def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
         while True:
             try:
                 return os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:  # nobody waits there yet
+            except OSError:  # no env waits there yet
                 await asyncio.sleep(0.001)
 
     async def run():
@@ -151,7 +151,7 @@ def test_clocks_of_all_processes_agree(tmp_path):
                 for _ in range(10):
                     await envs.step(np.zeros(4, np.int64))
             assert trace.stopped
-            await envs.step(np.zeros(4, np.int64))  # nobody hears of it
+            await envs.step(np.zeros(4, np.int64))  # it is not recorded
 
     aioenv.run(run())
     spans = read(tmp_path / "run.json")
@@ -470,7 +470,7 @@ def test_a_link_stays_one(tmp_path):
 def test_a_device_is_written_to_and_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="No such device"), atomic_write(pipe):  # nobody reads
+    with pytest.raises(OSError, match="No such device"), atomic_write(pipe):  # it has no reader
         pass
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:

@@ -274,7 +274,9 @@ async def test_two_that_step_at_once_are_told_so():
         assert re.search(f"If another task or thread awaits it.* {turns}", str(both[1]))
     with sync.make_vec("CartPole-v1", 2, debug=True) as blocking:
         blocking.reset(seed=0)
-        begun = blocking._begin_step(actions)  # one thread waits in a step, which belongs to nobody between two looks
+        begun = blocking._begin_step(
+            actions
+        )  # one thread waits in a step, which belongs to no thread between two looks
         blocking.step(actions)  # and another comes
         with pytest.raises(aioenv.NoAsyncCallError, match=f"dropped by a later call, .*another thread.* {turns}"):
             begun.wait() and begun.result()

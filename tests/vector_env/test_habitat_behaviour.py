@@ -76,7 +76,7 @@ def test_ve_call_and_call_at_take_methods_attributes_setters_and_keywords():
             assert await envs.call_at(2, "slot") == 2
             await envs.set_attr("goal", [1, 2, 3, 4])
             assert await envs.get_attr("goal") == (10, 20, 30, 40)
-            envs.pause(0)  # paused ones are called, too: one result a slot, whoever is live
+            envs.pause(0)  # paused ones are called, too: one result a slot, live or not
             assert len(await envs.call("distance", 0)) == 4
             with pytest.raises(ValueError, match="length equal to the number of environments"):
                 await envs.set_attr("goal", [1, 2, 3])

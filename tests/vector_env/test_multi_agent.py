@@ -94,7 +94,7 @@ def test_agents_that_come_and_go_are_masks():
         obs, reward, terminated, truncated, info = envs.step(envs.action_space.sample())
         rewards = np.stack(envs.call("actor_rewards"), 1)
         done = info["terminations"] | info["truncations"]
-        assert (done & ~present).sum() == 0  # nobody leaves who was not there
+        assert (done & ~present).sum() == 0  # no agent leaves that was not there
         assert (info["agent_mask"][terminated | truncated] == 0).all()
         stays = present.any(1)  # the others were reset, and the rewards are still those of the step before
         np.testing.assert_allclose(reward[stays], rewards.sum(0)[stays], rtol=1e-5)

@@ -232,7 +232,7 @@ def test_a_reply_in_flight_is_kept():
             ready = await envs.recv()
             assert (ready.slots.tolist(), ready.obs.tolist(), ready.reward.tolist()) == ([1], [[1, 1, 2]], [2])
             assert (await envs.step(zeros(3))).obs[:, 2].tolist() == [4, 2, 4]
-            # a whole step that nobody waited for
+            # a whole step that was not awaited
             envs.resume()
             task = asyncio.ensure_future(envs.step(zeros(3)))
             await asyncio.sleep(0)
@@ -444,7 +444,7 @@ def test_a_worker_that_is_restarted_has_its_slots_paused_as_before():
             await envs.step(zeros(4))
             os.kill(envs.workers[1].pid, signal.SIGKILL)
             await wait_for_death(envs, 1)
-            envs.pause(1)  # whose observation nobody has asked for yet
+            envs.pause(1)  # whose observation was not asked for yet
             for t in (3, 4):
                 result = await envs.step(zeros(4))
                 assert result.obs[:, 2].tolist() == [t, 2, 1, 1]

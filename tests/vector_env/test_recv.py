@@ -53,7 +53,7 @@ async def test_uneven_envs_none_starved():
 async def test_paused_slots_are_sent_nothing_and_count_no_steps():
     async with aioenv.make_vec("CartPole-v1", 3, debug=True) as envs:
         await envs.reset(seed=0)
-        envs.pause(np.flatnonzero([False] * 3))  # nobody
+        envs.pause(np.flatnonzero([False] * 3))  # no slot
         envs.pause(1)
         envs.send(np.zeros(3, int))
         assert (await envs.recv(2)).slots.tolist() == [0, 2]

@@ -156,7 +156,7 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
         models.compile_models(["__main__:Env"])
         mujoco.MjModel.from_xml_string("<mujoco/>")
         assert models._compiled._text is None
-        # what MuJoCo warns of is told each time, to whoever is told then
+        # what MuJoCo warns of is told each time
         with open("warns.xml", "w") as file:
             file.write(plain.replace("<worldbody>", "<compiler settotalmass='2'/><worldbody>"))
         here.Env = env("warns.xml")

@@ -204,7 +204,7 @@ async def test_envs_of_gymnasium_share_a_server_without_opengl(monkeypatch):
 @pytest.mark.asyncio
 @needs_fork_server
 async def test_what_one_vector_env_had_imported_is_not_what_another_draws_with(chooses):
-    """The server of an env that MuJoCo's own variables say nothing to may be anybody's, until it has such a module."""
+    """The server of an env that MuJoCo's own variables say nothing to may be shared, until it has such a module."""
     name = chooses()
     plain = aioenv.make_vec("CartPole-v1", 1, start="forkserver", worker_env={"MUJOCO_GL": "osmesa"})
     async with plain, aioenv.AsyncVectorEnv([by_name(name)], start="forkserver", preload=[name]) as unset:
