@@ -1,7 +1,7 @@
-"""Run every library's vector env through every fault, and write the table of docs/reliability.md.
+"""Run every library's vector env through every fault, and write docs/explanation/faults-of-vector-envs.csv.
 
     python -m benchmarks.reliability                      # run all, print the table
-    python -m benchmarks.reliability --write docs/reliability.md
+    python -m benchmarks.reliability --write docs/explanation/faults-of-vector-envs.csv
     python -m benchmarks.reliability --only gymnasium --scenario interrupted
 
 Each pair runs in a session of its own, is given up when nothing happens for a while, and is killed afterwards.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import json
 import os
 import select
@@ -41,7 +42,6 @@ HANG_S = 8.0  # a child that reports nothing for so long hangs
 EXIT_S = 20.0  # for the interpreter to end by itself
 ORPHAN_S = 1.0
 LATE_S = 0.05  # of the 0.2 s that a slow step takes
-BEGIN, END = "<!-- written by benchmarks/reliability.py -->", "<!-- end -->"
 
 # ---------------------------------------------------------------- the libraries
 
@@ -536,8 +536,8 @@ def installed(peer: type[Peer]) -> str | None:
     return None
 
 
-def table(libraries: list[str], scenarios: list[str], jobs: int, log: Path | None) -> str:
-    """Run all pairs that are not in the log, and put the outcomes into a table."""
+def table(libraries: list[str], scenarios: list[str], jobs: int, log: Path | None) -> list[list[str]]:
+    """Run all pairs that are not in the log, and put the outcomes into a table, its head first."""
     there = [name for name in libraries if installed(PEERS[name]) is not None]
     pairs = [(name, s) for s in scenarios for name in there if not PEERS[name].own_envs or s in FOR_OWN_ENVS]
 
@@ -557,18 +557,11 @@ def table(libraries: list[str], scenarios: list[str], jobs: int, log: Path | Non
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(run, [pair for pair in pairs if pair not in cells]))
     heads = [f"{PEERS[name].title} {installed(PEERS[name]) or ''}".strip() for name in libraries]
-    rows = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    rows = [["fault", *heads]]
     for scenario in scenarios:
         row = [cells.get((name, scenario), "does not apply" if name in there else "not run") for name in libraries]
-        rows.append(f"| {SCENARIOS[scenario][0]} | " + " | ".join(row) + " |")
-    return "\n".join(rows)
-
-
-def write(path: Path, text: str) -> None:
-    page = path.read_text()
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        rows.append([cell.replace("`", "").replace("**", "") for cell in (SCENARIOS[scenario][0], *row)])
+    return rows
 
 
 def main() -> None:
@@ -577,18 +570,15 @@ def main() -> None:
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="a scenario (again for more)")
     parser.add_argument("--jobs", type=int, default=2, help="how many pairs at once")
     parser.add_argument("--log", type=Path, help="a file of outcomes: those that are in it are not run again")
-    parser.add_argument("--write", type=Path, help="a page to put the table into")
+    parser.add_argument("--write", type=argparse.FileType("w", encoding="utf-8"), help="a CSV file for the table")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         library, scenario, fd = args.child
         run_child(library, scenario, int(fd))
         return
-    text = table(args.only or list(PEERS), args.scenario or list(SCENARIOS), args.jobs, args.log)
-    if args.write:
-        write(args.write, text)
-    else:
-        print(text)
+    rows = table(args.only or list(PEERS), args.scenario or list(SCENARIOS), args.jobs, args.log)
+    csv.writer(args.write or sys.stdout, lineterminator="\n").writerows(rows)
 
 
 if __name__ == "__main__":

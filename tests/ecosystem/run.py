@@ -1,8 +1,8 @@
-"""Run tests/ecosystem in a virtual environment for each set of versions, and write the table of docs/versions.md.
+"""Run tests/ecosystem in a virtual environment for each set of versions; write the tables of the page on versions.
 
     python -m tests.ecosystem.run [NAME …] [--write]
 
-`--write` puts the results of this run into the table; it takes all environments.
+`--write` puts the results of this run into the page; it takes all environments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.ecosystem.environments import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[2]
 VENVS = ROOT / ".venv-ecosystem"
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "explanation" / "versions.md"
 BEGIN, END = "<!-- ecosystem: begin -->", "<!-- ecosystem: end -->"
 TOOLS = ["pytest>=8.4", "pytest-asyncio>=1.4", "pytest-timeout>=2.3.1"]
 
@@ -68,39 +68,39 @@ def versions(name: str, python: Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout.strip()
 
 
-def write(installed: dict[str, str], rows: list[str]) -> None:
-    """Replace the table in the docs."""
+def write(sections: list[str]) -> None:
+    """Replace the tables in the docs."""
     page = PAGE.read_text(encoding="utf-8")
-    table = "\n".join(["| environment | env | tests |", "|---|---|---|", *rows, ""])
-    table += "".join(f"\n- `{name}`: {those}" for name, those in installed.items())
-    PAGE.write_text(re.sub(f"{BEGIN}.*{END}", f"{BEGIN}\n{table}\n{END}", page, flags=re.DOTALL), encoding="utf-8")
+    text = "\n\n".join([BEGIN, *sections, END])
+    PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: text, page, flags=re.DOTALL), encoding="utf-8")
 
 
 def main() -> int:
     """Run what was asked for; return 1 if a test failed or a task met no test."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(ENVIRONMENTS)}; default: all")
-    parser.add_argument("--write", action="store_true", help="put the results into docs/versions.md")
+    parser.add_argument("--write", action="store_true", help="put the results into docs/explanation/versions.md")
     asked = parser.parse_args()
     names = asked.names or list(ENVIRONMENTS)
     if unknown := set(names) - set(ENVIRONMENTS):
         parser.error(f"no such environment: {', '.join(sorted(unknown))}; there are {', '.join(ENVIRONMENTS)}")
     if asked.write and set(names) != set(ENVIRONMENTS):
         parser.error("--write takes all environments")
-    rows, installed, failed = [], {}, False
+    sections, failed = [], False
     for name in names:
         print(f"== {name}", flush=True)
         python = set_up(name)
         status, outcomes = run(name, python)
         failed |= status != 0
-        installed[name] = versions(name, python)
+        lines = [f"### `{name}`", "", versions(name, python), "", "| env | tests |", "|---|---|"]
         for label, counts in outcomes.items():
             failed |= not counts["passed"]
             tests = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed") if counts[kind])
-            rows.append(f"| `{name}` | {label} | {tests or 'none ran'} |")
-    print("\n".join([*rows, *(f"{name}: {those}" for name, those in installed.items())]))
+            lines.append(f"| {label} | {tests or 'none ran'} |")
+        sections.append("\n".join(lines))
+    print("\n\n".join(sections))
     if asked.write:
-        write(installed, rows)
+        write(sections)
     return int(failed)
 
 

@@ -23,7 +23,8 @@ from aioenv.process.environment import bootstrap
 from aioenv.process.failures import WorkerIdentity, worker_died
 from aioenv.process.launch import START_METHODS
 from aioenv.testing import faulty_envs
-from tests.kits.docs_kit import check_names, page, snippets
+from tests.docs.pages import blocks
+from tests.kits.docs_kit import page
 from tests.kits.process_kit import environment, run_alone
 
 RENDER = aioenv.RenderConfig(24, 16, quality="fast", workers=1)
@@ -307,7 +308,9 @@ def test_a_process_too_many_does_not_take_others_with_it(tmp_path):
 @pytest.mark.stress
 def test_a_job_whose_time_is_up_saves_its_envs(tmp_path):
     """The page's script: SIGTERM goes to every process of the job."""
-    (script,) = [code for code in snippets(page("docs/surroundings.md")) if "aioenv.save" in code]
+    text = page("docs/how-to/run-on-a-cluster.md")
+    (block,) = [code for _, language, code in blocks(text) if language == "{code-block} python"]
+    script = block.removeprefix(":class: fragment\n")
     code = script.replace(
         "        while not", "        print(*[w.pid for w in envs.workers], flush=True)\n        while not"
     )
@@ -328,11 +331,6 @@ def test_a_job_whose_time_is_up_saves_its_envs(tmp_path):
             await envs.step(envs.action_space.sample())
 
     asyncio.run(main())
-
-
-def test_what_the_page_names_exists():
-    logs = {"aioenv.workers", "aioenv.mujoco"}
-    assert check_names(page("docs/surroundings.md"), but={*logs, "aioenv.errors.StepTimeout"})
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks that begin at once came with Python 3.12")
