@@ -67,7 +67,8 @@ class NativeVectorEnv(AsyncVectorEnv):
     killed: if the env hangs, `close` gives up after `grace_s`, with a warning. A worker process can be killed.
 
     Slots are stepped without others if the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has (see
-    `docs/vector-envs.md`). If it has not, these methods raise a ValueError when they would step only some of its slots:
+    `docs/how-to/native-vector-env.md`). If it has not, these methods raise a ValueError when they would step only some
+    of its slots:
 
     - `send` takes all slots; over workers, all slots of some workers.
     - `pause` and `resume` take all slots of a worker together.

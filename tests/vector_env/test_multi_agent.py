@@ -13,11 +13,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import aioenv
 from aioenv import EpisodeCounter, OutOfStepError
 from aioenv.envs import ActorID, PettingZooEnv, SubStepEnv
-from tests.kits.docs_kit import page, snippets
 from tests.kits.process_kit import run_alone
 from tests.vector_env.multi_kit import Spread, TwoStage
 
-PAGE = page("docs/multi-agent.md")
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 ENVS = {
     "parallel": [lambda: PettingZooEnv(Spread())] * 8,
@@ -332,14 +330,6 @@ def test_sv_logging_prefix_and_no_statistics_of_unfinished_episodes(caplog):
     assert epoch["length/mean"] == 4
     np.testing.assert_allclose(epoch["return/mean"] * 9, expected.sum())
     assert any("eval" in record.getMessage() for record in caplog.records if record.name == "aioenv.stats")
-
-
-def test_the_page_runs(capsys):
-    """But for its first example, which needs a package of PettingZoo's."""
-    code = snippets(PAGE)
-    assert len(code) == 2 and "mpe2" in code[0]
-    exec(f"import aioenv\n{code[1]}", {"__name__": "__main__"})
-    assert capsys.readouterr().out.startswith("ActorID(step_key='cut', agent_id=0) [[")
 
 
 def test_the_adapters_import_neither_asyncio_nor_pettingzoo():
