@@ -53,6 +53,7 @@ autodoc_class_signature = "mixed"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # attributes are members of their own, too
 napoleon_custom_sections = [("Yields", "returns_style")]
 python_use_unqualified_type_names = True
 intersphinx_mapping: dict[str, tuple[str, None]] = {}  # the build asks no other site
