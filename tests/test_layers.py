@@ -100,7 +100,7 @@ def test_a_layer_imports_only_layers_below_it():
 
 
 def test_the_architecture_page_lists_the_layers_in_their_order():
-    page = (PACKAGE.parent / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w./]+)` \|", page[page.index("| layer |") : page.index("## One step")], re.MULTILINE)
     assert [row.strip("/").removesuffix(".py") for row in rows] == list(LAYERS)
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import aioenv
-
-ROOT = Path(aioenv.__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 FOLDERS = ("aioenv", "benchmarks", "examples", "docs", "tests")
 # in any name, and in any comment, docstring or page
 WORDS = set(
