@@ -104,7 +104,7 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# every row of docs/performance.md: make bench ARGS="--rows cartpole"; a user's own env is compared by `aioenv bench`
+# every table of docs/data: make bench ARGS="--rows cartpole"; a user's own env is compared by `aioenv bench`
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)
 

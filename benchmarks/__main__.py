@@ -1,4 +1,4 @@
-"""Run the project's own benchmark suite, every row of docs/performance.md; or one METRIC, of any env.
+"""Run the project's own benchmark suite, every table of docs/data; or one METRIC, of any env.
 
 Each contender is measured in a process of its own, in turn, for several rounds.
 """
@@ -12,18 +12,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from aioenv.cli import exit_status
-from aioenv.cli.arguments import SYNTHETIC, env_problem, out_file, picture_file, positive_float, positive_int
+from aioenv.cli.arguments import SYNTHETIC, env_problem, out_file, positive_float, positive_int
 from aioenv.cli.bench import describe_machine, print_noise, show_progress
 from aioenv.cli.contenders import Workload, play_rounds
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
 from benchmarks import suite
 from benchmarks.metrics import METRICS, REGISTRY, Metric, print_metric, summarize_metric
+from benchmarks.tables import out_directory
 
 __all__ = ["main"]
 
 # Arguments without an effect on a metric alone, and on the suite.
-SUITE_ONLY = ("quick", "rows", "resume", "again_if_noisy", "markdown", "plot")
+SUITE_ONLY = ("quick", "rows", "resume", "again_if_noisy", "tables", "plots")
 METRIC_ONLY = ("env", "num_envs")
 
 
@@ -67,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", nargs="+", metavar="ROW", help="only these rows, by their beginnings; --list shows them")
     add("--resume", type=out_file, metavar="FILE", help="as --json, but rows that it has are not measured again")
     add("--again-if-noisy", action="store_true", help="with --resume: except rows measured under foreign load")
-    add("--markdown", type=out_file, metavar="FILE", help="write tables into this page, between its markers")
-    add("--plot", type=picture_file, metavar="FILE", help="draw plots there (takes matplotlib)")
+    add("--tables", type=out_directory, metavar="DIR", help="add the measurements to the CSV files there (docs/data)")
+    add("--plots", type=out_directory, metavar="DIR", help="draw plots there: of --tables, or of this run (matplotlib)")
     add = parser.add_argument_group("a metric").add_argument
     add("--env", nargs="+", help="ids (module:id imports the module first), noop, pixels, or uneven")
     add("--num-envs", type=positive_int)
@@ -94,8 +95,8 @@ def _run_suite(args: argparse.Namespace) -> int:
     known = suite.contender_names()
     if unknown := [name for name in args.only or () if name not in known]:
         raise suite.ArgumentsRefused(f"no contenders {unknown}; there are {sorted(known)}")
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise suite.ArgumentsRefused("--plot takes matplotlib: pip install 'aioenv[bench]'")
+    if args.plots is not None and importlib.util.find_spec("matplotlib") is None:
+        raise suite.ArgumentsRefused("--plots takes matplotlib: pip install 'aioenv[bench]'")
     args.rounds = args.rounds or (1 if args.quick else 3)
     args.seconds = args.seconds or (0.2 if args.quick else 0.6)
     return suite.run_suite(args)

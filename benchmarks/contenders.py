@@ -278,12 +278,12 @@ def _physics(label: str, **how: Any) -> Contender:
     return Contender(label, "mujoco", partial(physics_alone, **how))
 
 
-# In the order of the columns of docs/performance.md.
+# In the order of the tables in docs/data.
 CONTENDERS: dict[str, Contender] = {
     **{name: contender for name, contender in PEERS.items() if name != "bare"},
-    "aioenv-policy": _with_policy("with a policy"),
-    "aioenv-policy-groups": _with_policy("the same (groups=2)", groups=2),
-    "aioenv-policy-workers": _with_policy("the same (split=workers)", groups=2, split="workers"),
+    "aioenv-policy": _with_policy("aioenv with a policy"),
+    "aioenv-policy-groups": _with_policy("aioenv with a policy (groups=2)", groups=2),
+    "aioenv-policy-workers": _with_policy("aioenv with a policy (split=workers)", groups=2, split="workers"),
     "raw-batch": _physics("mujoco.batch, physics alone", post_constraint=False),
     "raw-loop": _physics("MjData loop, physics alone", post_constraint=True),
     "raw-batch-still": _physics("mujoco.batch, its clock stopped", post_constraint=False, clock_stopped=True),

@@ -1,34 +1,68 @@
-"""Plot a run of the suite: tasks over bare loops and over physics alone, and the cost of an env over their number."""
+"""Draw the plots of docs/explanation/performance.md from the tables: `python -m benchmarks.plots TABLES DIR`.
+
+They are readable at a phone's width: few bars, large labels. A contender has one colour in all of them; the colours
+are those of Okabe and Ito, which people with any colour vision can tell apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from benchmarks.contenders import CONTENDERS
-from benchmarks.rows import COST_ENVS, RAW
+from benchmarks.rows import COST_ENVS
+from benchmarks.tables import Row, newest, read
 
-__all__ = ["draw"]
+__all__ = ["COLORS", "LIMIT", "draw", "from_directory"]
 
-# A title, and bars: contenders with their values.
-Block: TypeAlias = tuple[str, list[tuple[str, float]]]
+Tables = Mapping[str, Sequence[Row]]
 
-BAR = 0.11  # inches
-OURS = "C0"
-COLORS = {name: f"C{1 + i % 9}" for i, name in enumerate(n for n in CONTENDERS if not n.startswith("aioenv"))}
-COLORS |= {"bare-all": "0.3", "bare-lockstep": "0.6"}
-# Too many bars of aioenv beside the first.
-LEFT_OUT = {"aioenv-asyncio", "aioenv-drop-in", "aioenv-native-sync", "aioenv-sb3", "aioenv-sync", "bare"}
+# A contender's name in the plots -> its names in the tables, of which the fastest is drawn.
+CONTENDERS = {
+    "aioenv, native": ("aioenv (backend=native)", "aioenv.sync (backend=native)"),
+    "aioenv, workers": ("aioenv (uvloop)",),
+    "EnvPool": ("EnvPool",),
+    "Gymnasium Sync": ("gymnasium SyncVectorEnv",),
+    "Gymnasium Async": ("gymnasium AsyncVectorEnv",),
+}
+COLORS = {
+    "aioenv, native": "#0072B2",
+    "aioenv, workers": "#56B4E9",
+    "EnvPool": "#E69F00",
+    "Gymnasium Sync": "#009E73",
+    "Gymnasium Async": "#D55E00",
+}
+MARKERS = dict(zip(COLORS, "os^Dv", strict=True))
+LIMIT = ("mujoco.batch, its clock stopped", "MjData loop, its clock stopped")
+
+MUJOCO = ("HalfCheetah-v5", "Ant-v5", "Humanoid-v5")
+# A bar's name, its contender, and its name in the table of images.
+IMAGES = (
+    ("aioenv, coarse", "aioenv, workers", "aioenv-coarse"),
+    ("aioenv, fast", "aioenv, workers", "aioenv-fast"),
+    ("aioenv, exact", "aioenv, workers", "aioenv-exact"),
+    ("Gymnasium Async", "Gymnasium Async", "gymnasium-async"),
+)
+
+WIDTH = 4.4  # inches: 420 px, of which a phone shows 360 or so
+BAR = 0.3  # inches
+STYLE = {"font.size": 12, "svg.hashsalt": "aioenv", "axes.spines.top": False, "axes.spines.right": False}
 
 
-def draw(path: Path, content: dict[str, Any]) -> list[Path]:
-    """Draw a run of the suite.
+def from_directory(directory: Path) -> Tables:
+    """Read the newest measurements of the tables that are drawn."""
+    paths = [path for name in ("throughput", "cost", "images") if (path := directory / f"{name}.csv").exists()]
+    return {path.stem: newest(read(path)) for path in paths}
+
+
+def draw(directory: Path, tables: Tables) -> list[Path]:
+    """Draw the measurements.
 
     Args:
-        path: `bench.svg` makes `bench-tasks.svg`, `bench-native.svg` and `bench-cost.svg`; the suffix says which
-            format.
-        content: a run of the suite.
+        directory: `bench-mujoco.svg`, `bench-cost.svg` and `bench-images.svg` are written there, unless nothing was
+            measured for them.
+        tables: measurements by the names of their tables.
 
     Returns:
         The files.
@@ -36,101 +70,121 @@ def draw(path: Path, content: dict[str, Any]) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, plot in (("tasks", _tasks), ("native", _native), ("cost", _cost)):
-        figure = plot(content)
-        if figure is not None:
-            file = path.with_name(f"{path.stem}-{name}{path.suffix}")
-            figure.savefig(file, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-            written.append(file)
+    with matplotlib.rc_context(STYLE):
+        for name, plot in (("mujoco", _mujoco), ("cost", _cost), ("images", _images)):
+            figure = plot(tables)
+            if figure is not None:
+                file = directory / f"bench-{name}.svg"
+                figure.savefig(file, metadata={"Date": None})
+                written.append(file)
     return written
 
 
-def _tasks(content: dict[str, Any]) -> Any:
-    """Draw bars, a block for each task: env-steps/s over those of bare loops on all CPUs."""
-    cpus = content["machine"]["usable_cpus"]
-    blocks = _blocks(content, lambda ratios: ratios["bare"] / cpus if "bare" in ratios else None)
-    return _bars(blocks, f"env-steps/s over {cpus} x those of a bare loop")
+def _medians(tables: Tables, table: str, task: str, num_envs: int) -> dict[str, float]:
+    """Return the medians of a task, by contenders' names in the table."""
+    wanted = {"task": task, "num_envs": str(num_envs)}
+    rows = [row for row in tables.get(table, ()) if wanted.items() <= row.items()]
+    return {row["contender"]: float(row["median"]) for row in rows if row["unit"] in ("env-steps/s", "µs")}
 
 
-def _native(content: dict[str, Any]) -> Any:
-    """Draw bars of MuJoCo's tasks: env-steps/s over those of the physics alone, stepped in the faster way."""
-    blocks = _blocks(content, lambda ratios: min((ratios[raw] for raw in RAW if raw in ratios), default=None))
-    return _bars(blocks, "env-steps/s over those of the physics alone")
-
-
-def _blocks(content: dict[str, Any], value: Callable[[dict[str, float]], float | None]) -> list[Block]:
-    blocks = []
-    for row in content["rows"].values():
-        if row["metric"] == "throughput":
-            drawn = [r for r in row["results"] if r["rounds"] and r["contender"] not in LEFT_OUT]
-            found = [(r["contender"], value(r["ratios"])) for r in drawn]
-            bars = [(contender, number) for contender, number in found if number is not None]
-            blocks.append((f"{row['env']} x {row['num_envs']}", bars))
-    return [block for block in blocks if block[1]]
-
-
-def _bars(blocks: list[Block], label: str) -> Any:
+def _mujoco(tables: Tables) -> Any:
+    """Draw bars, a panel for each task: env-steps/s, and a line at those of the physics alone."""
     from matplotlib.figure import Figure
 
-    if not blocks:
+    panels = []
+    for task in MUJOCO:
+        medians = _medians(tables, "throughput", task, 64)
+        bars = {}
+        for name, labels in CONTENDERS.items():
+            if rates := [medians[label] for label in labels if label in medians]:
+                bars[name] = max(rates)
+        if bars:
+            panels.append((task, bars, max((medians[label] for label in LIMIT if label in medians), default=None)))
+    if not panels:
         return None
-    height = BAR * sum(len(bars) + 1 for _, bars in blocks)
-    figure = Figure(figsize=(8, height + 1.6), layout="constrained")
-    panel = figure.subplots()
-    place, ticks, known = 0, [], set()
-    for _, bars in blocks:
-        ticks.append(place + (len(bars) - 1) / 2)
-        for contender, value in bars:
-            name = CONTENDERS[contender].label
-            panel.barh(
-                place,
-                value,
-                height=0.9,
-                color=COLORS.get(contender, OURS),
-                alpha=1.0 if contender in ("aioenv", *COLORS) else 0.5,
-                label=None if name in known else name,
-            )
-            known.add(name)
-            place += 1
-        place += 1
-    panel.set_yticks(ticks, [title for title, _ in blocks])
-    panel.invert_yaxis()
-    panel.margins(y=0.01)
-    panel.set_xscale("log")
-    panel.axvline(1, color="0.3", linewidth=0.8)
-    panel.set_xlabel(label)
-    figure.legend(loc="outside upper center", ncols=3, fontsize="small")
+    height = sum(BAR * len(bars) + 0.95 for _, bars, _ in panels)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    shares = [len(bars) for _, bars, _ in panels]
+    for axes, (task, bars, limit) in zip(
+        figure.subplots(len(panels), squeeze=False, height_ratios=shares)[:, 0], panels, strict=True
+    ):
+        _bars(axes, [(name, name, rate) for name, rate in bars.items()], limit)
+        axes.set_title(task, loc="left", fontsize=12, fontweight="bold")
+        if limit is not None:
+            axes.axvline(limit, color="0.2", linestyle="--", linewidth=1.5)
+            axes.text(limit, len(bars) - 1, "physics alone ", ha="right", va="center", fontsize=11)
+    axes.set_xlabel("env-steps per second, 64 envs")
     return figure
 
 
-def _cost(content: dict[str, Any]) -> Any:
-    """Draw lines: microseconds of an env-step over the number of envs."""
+def _bars(axes: Any, bars: Sequence[tuple[str, str, float]], limit: float | None = None) -> None:
+    """Draw bars, each with its value at its end; a bar is a name, a contender and a value."""
+    names, contenders, values = zip(*bars, strict=True)
+    most = max(*values, limit or 0.0)
+    axes.barh(range(len(bars)), values, height=0.8, color=[COLORS[contender] for contender in contenders])
+    for place, value in enumerate(values):
+        inside = value > 0.7 * most
+        axes.text(
+            value + (-0.015 if inside else 0.015) * most,
+            place,
+            f"{value / 1000:.1f} k" if value >= 1000 else f"{value:.0f}",
+            ha="right" if inside else "left",
+            va="center",
+            color="white" if inside and COLORS[contenders[place]] == COLORS["aioenv, native"] else "black",
+        )
+    axes.set_yticks(range(len(bars)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.04 * most)
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter(lambda number, _: f"{number / 1000:g} k" if number else "0")
+
+
+def _cost(tables: Tables) -> Any:
+    """Draw lines: microseconds of an env-step of CartPole over the number of envs."""
     from matplotlib.figure import Figure
 
     points: dict[str, list[tuple[int, float]]] = {}
-    for n in COST_ENVS:
-        for result in content["rows"].get(f"cost-{n}", {}).get("results", ()):
-            if result["rounds"]:
-                points.setdefault(result["contender"], []).append((n, 1e6 / result["env_steps_per_s"]))
+    for num_envs in COST_ENVS:
+        medians = _medians(tables, "cost", "CartPole-v1", num_envs)
+        for name, labels in CONTENDERS.items():
+            if costs := [medians[label] for label in labels if label in medians]:
+                points.setdefault(name, []).append((num_envs, min(costs)))
     if not points:
         return None
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    panel = figure.subplots()
-    for contender, line in points.items():
-        ours = contender.startswith("aioenv")
-        panel.plot(
-            *zip(*line, strict=True),
-            marker="o",
-            label=CONTENDERS[contender].label,
-            color=OURS if ours else COLORS[contender],
-            linestyle="-" if contender != "aioenv-native" else "--",
-        )
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    panel.set_xticks(COST_ENVS, [f"{n:,}" for n in COST_ENVS])
-    panel.set_xlabel("envs")
-    panel.set_ylabel("µs of an env-step, CartPole-v1")
-    panel.legend()
+    figure = Figure(figsize=(WIDTH, 4.9), layout="constrained")
+    axes = figure.subplots()
+    for name, line in points.items():
+        axes.plot(*zip(*line, strict=True), marker=MARKERS[name], color=COLORS[name], label=name, linewidth=2)
+    axes.set_xscale("log", base=4)
+    axes.set_yscale("log")
+    axes.set_xticks(COST_ENVS, [f"{n:,}" for n in COST_ENVS])
+    axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.set_xlabel("CartPole-v1 envs")
+    axes.set_title("microseconds per env-step", loc="left", fontsize=12, fontweight="bold")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=11)
     return figure
+
+
+def _images(tables: Tables) -> Any:
+    """Draw bars: env-steps/s where an image of 84x84 is the observation."""
+    from matplotlib.figure import Figure
+
+    medians = _medians(tables, "images", "HalfCheetah-v5", 16)
+    bars = [(name, contender, medians[label]) for name, contender, label in IMAGES if label in medians]
+    if not bars:
+        return None
+    figure = Figure(figsize=(WIDTH, BAR * len(bars) + 1.1), layout="constrained")
+    axes = figure.subplots()
+    _bars(axes, bars)
+    axes.set_title("Images of HalfCheetah-v5", loc="left", fontsize=12, fontweight="bold")
+    axes.set_xlabel("env-steps per second, 16 envs")
+    return figure
+
+
+if __name__ == "__main__":
+    print(*draw(Path(sys.argv[2]), from_directory(Path(sys.argv[1]))), sep="\n")

@@ -1,4 +1,4 @@
-"""Clock the stages of one step: the table in docs/performance.md.
+"""Clock the stages of one step: the table in docs/data/step-profile.csv.
 
     python -m benchmarks.step_profile CartPole-v1 64 [STEPS]
 

@@ -12,7 +12,7 @@ from aioenv.cli.bench import NOISY_CPUS, describe_machine, load_mark, print_tabl
 from aioenv.cli.contenders import Outcome, Workload, play_rounds
 from aioenv.cli.processes import foreign_load
 from aioenv.tracing.timeline import atomic_write
-from benchmarks import markdown, plots
+from benchmarks import plots, tables
 from benchmarks.contenders import BASELINES, CONTENDERS
 from benchmarks.goals import print_goals
 from benchmarks.metrics import METRICS, REGISTRY, print_metric, summarize_metric
@@ -31,20 +31,20 @@ def run_suite(args: argparse.Namespace) -> int:
     """Measure the rows that are not measured yet.
 
     Returns:
-        1 if one of aioenv's own contenders could not be measured, or a page was to be written and nothing was measured.
+        1 if one of aioenv's own contenders could not be measured, or nothing was measured for the tables.
 
     Raises:
         ArgumentsRefused: if there is nothing to measure, or the suite did not write the file to resume from, or the
-            page has no markers.
+            tables are of another kind.
     """
     content: dict[str, Any] = {"machine": describe_machine(), "settings": _settings(args), "idle": [], "rows": {}}
     if args.resume is not None and args.resume.exists():
         content = _resumed(args.resume, content)
-    if args.markdown is not None:
+    if args.tables is not None:
         try:
-            markdown.check(args.markdown)
+            tables.check(args.tables)
         except ValueError as exc:
-            raise ArgumentsRefused(f"--markdown {exc}") from None
+            raise ArgumentsRefused(f"--tables {exc}") from None
     files = [path for path in (args.json, args.resume) if path is not None]
     rows = _rows_with_contenders(args)
     todo = [row for row in rows if not _done(content, row, args.again_if_noisy)]
@@ -66,13 +66,13 @@ def run_suite(args: argparse.Namespace) -> int:
         for path in files:
             write_json(path, content)
     print_goals(content)
-    if args.markdown is not None and not _anything(content):
-        print(f"Nothing could be measured: {args.markdown} is left as it is.")
+    if args.tables is not None and not _anything(content):
+        print(f"Nothing could be measured: {args.tables} is left as it is.")
         return 1
-    if args.markdown is not None or args.plot is not None:
-        images = plots.draw(args.plot, content) if args.plot is not None else []
-        if args.markdown is not None:
-            markdown.write(args.markdown, content, images)
+    if args.tables is not None:
+        tables.update(args.tables, content)
+    if args.plots is not None:
+        plots.draw(args.plots, plots.from_directory(args.tables) if args.tables else tables.tables(content))
     return int(broken)
 
 
@@ -137,7 +137,7 @@ def _resumed(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_whole(content: dict[str, Any]) -> None:
-    """Check that a file holds everything that is shown in the end, by rendering it.
+    """Check that a file holds everything that is shown in the end, by making its tables.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError, IndexError: if not.
@@ -152,7 +152,7 @@ def _check_whole(content: dict[str, Any]) -> None:
             if result["rounds"] and row["metric"] not in METRICS:
                 for number in (result["env_steps_per_s"], *result["ratios"].values()):
                     float(number)
-    markdown.render(content)
+    tables.tables(content)
 
 
 def _done(content: dict[str, Any], row: Row, again_if_noisy: bool) -> bool:

@@ -556,7 +556,7 @@ def _array_run_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int,
 
 
 # An array is shared from this many bytes a worker and step on. Below, a socket is as fast, and the parent's memory
-# stays private (docs/performance.md has the measurement).
+# stays private (docs/explanation/designs-that-were-tried.md has the measurement).
 SHARED_BYTES = 1 << 15
 # The shared batch whose rows the parent copies as they arrive: each belongs to one request a slot. The others are
 # handed to the caller without a copy, once the whole batch is there.

@@ -18,7 +18,7 @@ from aioenv.cli import main as aioenv_main
 from aioenv.cli.arguments import SYNTHETIC
 from aioenv.cli.contenders import NotApplicable, Workload
 from aioenv.platform import usable_cpus
-from benchmarks import markdown, suite
+from benchmarks import plots, suite, tables
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS, TwoLayers
 from benchmarks.goals import judge
@@ -26,18 +26,26 @@ from benchmarks.metrics import METRICS, REGISTRY
 from benchmarks.rows import ROWS, estimate_s
 
 SMALL = ["--rounds", "1", "--seconds", "0.05"]
+DATA = Path(__file__).parents[2] / "docs" / "data"
+PAGE_TASKS = {
+    "CartPole": "CartPole-v1",
+    "HalfCheetah": "HalfCheetah-v5",
+    "Ant": "Ant-v5",
+    "Humanoid": "Humanoid-v5",
+    "(84, 84, 4)": "pixels",
+    "no-op": "noop",
+}
 
 
 def run_contender(name, workload):
     return contenders.run_contender(name, workload, REGISTRY)
 
 
-def test_all_measures_rows_fills_the_page_and_resumes(monkeypatch, tmp_path, capfd):
+def test_all_measures_rows_fills_the_tables_and_resumes(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.2)
-    file, page = tmp_path / "new" / "all.json", tmp_path / "page.md"
-    page.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
+    file, directory = tmp_path / "new" / "all.json", tmp_path / "data"
     only = ["--only", "aioenv", "gymnasium-sync", "bare", "pufferlib"]
-    args = [*SMALL, *only, "--resume", str(file), "--markdown", str(page), "--rows"]
+    args = [*SMALL, *only, "--resume", str(file), "--tables", str(directory), "--rows"]
     assert main([*args, "noop-1"]) == 0
     output = capfd.readouterr().out
     assert "1 rows, 0 of them measured already" in output and "others use" in output.lower()
@@ -54,22 +62,29 @@ def test_all_measures_rows_fills_the_page_and_resumes(monkeypatch, tmp_path, cap
     assert "2 rows, 1 of them measured already" in capfd.readouterr().out
     resumed = json.loads(file.read_text())
     assert resumed["rows"]["noop-1"] == row and list(resumed["rows"]) == ["noop-1", "cost-4"]
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    (noop,) = [row for row in tables.read(directory / "throughput.csv") if row["contender"] == "aioenv (uvloop)"]
+    assert (noop["task"], noop["num_envs"], noop["unit"]) == ("noop", "1", "env-steps/s")
+    assert float(noop["median"]) == pytest.approx(results["aioenv"]["env_steps_per_s"], rel=1e-3)
+    assert noop["low"] == noop["median"] == noop["high"] and noop["date"] == row["at"].split()[0]
+    found = tables.read(directory / "throughput-ratios.csv")
+    (told,) = [row for row in found if row["unit"] == "x gymnasium SyncVectorEnv"]
+    assert float(told["median"]) == pytest.approx(ratio, rel=1e-3)
     cost = next(r for r in resumed["rows"]["cost-4"]["results"] if r["contender"] == "aioenv")
-    for number in (f"{results['aioenv']['env_steps_per_s']:,.0f}", f"{1e6 / cost['env_steps_per_s']:.2f}"):
-        assert f"| {number}" in text
+    told = next(row for row in tables.read(directory / "cost.csv") if row["contender"] == "aioenv (uvloop)")
+    assert float(told["median"]) == pytest.approx(1e6 / cost["env_steps_per_s"], rel=1e-3)
+    (run,) = tables.read(directory / "runs.csv")
+    assert run["rounds"] == "1" and "gymnasium" in run["packages"] and run["machine"] == noop["machine"]
     assert main([*SMALL[:-1], "0.06", *only, "--resume", str(file)]) == 2
     assert "seconds was 0.05 and is 0.06 now" in capfd.readouterr().err
 
 
 def test_all_refuses_what_would_be_ignored_or_overwritten(tmp_path, capfd):
-    (page := tmp_path / "page.md").write_text("nothing of ours")
+    (other_table := tmp_path / "cost.csv").write_text("nothing,of\nours,\n")
     (other := tmp_path / "other.json").write_text("{}")
     (list_ := tmp_path / "list.json").write_text('{"machine": {}, "settings": {}, "rows": [], "idle": []}')
     (like := tmp_path / "like.json").write_text('{"machine": 3, "settings": [], "rows": {"a": 1}, "idle": []}')
     for wrong, told in (
-        ([*SMALL, "--markdown", str(page)], "expected one line"),
+        ([*SMALL, "--tables", str(tmp_path)], "expected the columns task,"),
         ([*SMALL, "--resume", str(other)], "no file that"),
         ([*SMALL, "--resume", str(like)], "no file that"),
         ([*SMALL, "--resume", str(list_)], "no file that"),
@@ -81,42 +96,40 @@ def test_all_refuses_what_would_be_ignored_or_overwritten(tmp_path, capfd):
     ):
         assert main(wrong) == 2
         assert told in capfd.readouterr().err
-    assert page.read_text() == "nothing of ours" and other.read_text() == "{}"
+    assert other_table.read_text() == "nothing,of\nours,\n" and other.read_text() == "{}"
 
 
-@pytest.mark.parametrize("option", ["--json", "--resume", "--markdown", "--plot"])
+@pytest.mark.parametrize("option", ["--json", "--resume", "--tables", "--plots"])
 def test_a_file_that_can_not_be_written_is_told_before_anything_is_done(option, tmp_path, capfd):
     (there := tmp_path / "there").write_text("")
-    for path, told in ((there / "x.svg", "no directory"), (tmp_path, "is a directory")):
+    wrong = [(there, "no directory")] if option in ("--tables", "--plots") else [(tmp_path, "is a directory")]
+    for path, told in ((there / "x.svg", "no directory"), *wrong):
         with pytest.raises(SystemExit, match="2"):
             main([option, str(path)])
         assert told in capfd.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["--plot", str(tmp_path / "x.xyz")])
-    assert "expected a file named *.png" in capfd.readouterr().err
 
 
-def test_all_writes_no_page_of_nothing(monkeypatch, tmp_path, capfd):
-    (page := tmp_path / "page.md").write_text(filled := f"{markdown.BEGIN}\nold\n{markdown.END}\n")
+def test_all_writes_no_tables_of_nothing(monkeypatch, tmp_path, capfd):
+    directory = tmp_path / "data"
     last = next(key for key, row in ROWS.items() if not row.quick)
     for nothing, told in (
         (["--rows", "cost-4", "--only", "aioenv-drop-in"], "['aioenv-drop-in'] take no part in the rows ['cost-4']"),
         (["--rows", last, "--quick"], f"['{last}'] are none that --quick measures"),
     ):
-        assert main([*SMALL, *nothing, "--markdown", str(page)]) == 2
+        assert main([*SMALL, *nothing, "--tables", str(directory)]) == 2
         assert told in capfd.readouterr().err
     monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.01)
     monkeypatch.setattr(
         suite, "play_rounds", lambda *_, **__: {"bare": contenders.Outcome(problem="no memory", broken=True)}
     )
-    assert main([*SMALL, "--rows", "noop-1", "--only", "bare", "--markdown", str(page)]) == 1
-    assert f"Nothing could be measured: {page} is left as it is." in capfd.readouterr().out
-    assert page.read_text() == filled
+    assert main([*SMALL, "--rows", "noop-1", "--only", "bare", "--tables", str(directory)]) == 1
+    assert f"Nothing could be measured: {directory} is left as it is." in capfd.readouterr().out
+    assert not directory.exists()
 
 
 def test_what_is_resumed_is_copied_if_it_is_whole(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.01)
-    file, copy, page = (tmp_path / name for name in ("all.json", "copy.json", "page.md"))
+    file, copy, directory = (tmp_path / name for name in ("all.json", "copy.json", "data"))
     args = [*SMALL, "--rows", "noop-1", "--only", "bare", "--resume", str(file)]
     assert main(args) == 0
     assert main([*args, "--json", str(copy)]) == 0
@@ -135,8 +148,8 @@ def test_what_is_resumed_is_copied_if_it_is_whole(monkeypatch, tmp_path, capfd):
         break_it(content["rows"]["noop-1"])
         file.write_text(json.dumps(content))
         capfd.readouterr()
-        assert main([*args, "--markdown", str(page)]) == 2
-        assert f"--resume {file}: no whole file of" in capfd.readouterr().err and not page.exists()
+        assert main([*args, "--tables", str(directory)]) == 2
+        assert f"--resume {file}: no whole file of" in capfd.readouterr().err and not directory.exists()
 
 
 def test_rows_name_what_there_is(capfd):
@@ -155,6 +168,12 @@ def test_rows_name_what_there_is(capfd):
         assert set(row.once) <= set(row.contenders) and estimate_s(row, 3, 0.6) > estimate_s(row, 1, 0.6) > 0
         if row.env not in SYNTHETIC:
             gymnasium.spec(row.env)
+
+
+def content_of(rows: dict[str, dict]) -> dict:
+    """A run of the suite with these rows."""
+    machine = {"usable_cpus": 2, "system": "Linux", "python": "3.11", "packages": {"aioenv": "0"}}
+    return {"machine": machine, "settings": {"rounds": 1, "seconds": 1.0}, "idle": [], "rows": rows}
 
 
 def rows_of(row: str, ours: str, ratios: dict[str, float], **numbers: float) -> dict[str, dict]:
@@ -228,12 +247,14 @@ def test_contenders_with_a_policy_step_and_stand_in_a_table(monkeypatch):
         assert measured["env_steps"] == 4 * measured["steps"] > 0 and seen == {asked}
         ratios = {} if name == "aioenv-policy" else {"aioenv-policy": 1 + len(results) / 4}
         results.append({"contender": name, "rounds": [{}], "others_cpus": 0.0, "ratios": ratios, "env_steps_per_s": 7})
-    row = {"env": "Ant-v5", "num_envs": 64, "metric": ROWS["ant-policy"].metric, "results": results}
-    told = markdown._policies({"ant-policy": row, "ant-64": {**row, "metric": "throughput"}})
-    assert told.splitlines()[2:] == ["| Ant-v5 x 64 | 7 | 1.25 | 1.50 |"]
+    row = {"env": "Ant-v5", "num_envs": 64, "metric": ROWS["ant-policy"].metric, "results": results, "at": "now"}
+    told = tables.tables(content_of({"ant-policy": row}))["policy"]
+    ratio = "x aioenv with a policy"
+    assert [(one["median"], one["unit"]) for one in told if one["unit"] == ratio] == [("1.25", ratio), ("1.5", ratio)]
+    assert [one["median"] for one in told if one["unit"] == "env-steps/s"] == ["7"] * 3
     failed = [results[0], {"contender": results[1]["contender"], "rounds": [], "problem": "failed"}]
-    told = markdown._policies({"ant-policy": {**row, "results": failed}})
-    assert told.splitlines()[2:] == ["| Ant-v5 x 64 | 7 |  |  |"]
+    (one,) = tables.tables(content_of({"ant-policy": {**row, "results": failed}}))["policy"]
+    assert (one["task"], one["num_envs"], one["contender"]) == ("Ant-v5", "64", "aioenv with a policy")
     (goal,) = judge({"machine": {"usable_cpus": 2}, "rows": {"ant-policy": row}})
     assert goal["goal"] == "Ant-v5 x 64 with a policy, two groups of whole workers, x lock-step"
     assert (goal["found"], goal["verdict"]) == (1.5, "target")
@@ -278,40 +299,83 @@ def test_native_contenders_step_and_stand_in_the_tables():
         assert len(names) == (3 if key == "images" else 2)
         results = [{"contender": name, "env-steps/s": 4321.0, **told} for name in names]
         rows[key] = {"env": row.env, "num_envs": row.num_envs, "metric": row.metric, "results": results, "at": "now"}
-    machine = {"usable_cpus": 2, "system": "", "python": "", "packages": {}}
-    settings = {"rounds": 1, "seconds": 1.0}
-    for row in rows.values():
-        row["foreign_load"] = False
-    text = markdown.render({"machine": machine, "settings": settings, "idle": [], "rows": rows})
-    for line in ("| Ant-v5 x 64, aioenv.sync (backend=native) | ", "| aioenv-native-fast | 4,321.00 | "):
-        assert line in text, text
-    assert "aioenv.sync (backend=native) |" in text.split("Env-steps/s of all contenders:")[1]
+    found = tables.tables(content_of(rows))
+    label = "aioenv.sync (backend=native)"
+    assert {row["task"] for row in found["throughput"] if row["contender"] == label} == {"CartPole-v1", "Ant-v5"}
+    (image,) = [row for row in found["images"] if row["contender"] == "aioenv-native-fast"]
+    assert (image["median"], image["unit"]) == ("4321", "env-steps/s")
 
 
-def draw(file: Path, content: dict) -> list[str]:
+def test_tables_keep_runs_and_replace_what_was_measured_again(tmp_path):
+    def of(day: str, rate: float) -> dict:
+        result = {"contender": "aioenv", "rounds": [{}], "ratios": {}, "env_steps_per_s": rate, "min": 1.5, "max": 1e6}
+        row = {"env": "CartPole-v1", "num_envs": 8, "metric": "throughput", "results": [result], "at": f"{day} 12:00"}
+        return content_of({"cartpole-8": row})
+
+    for day, rate in (("2026-01-01", 1e5), ("2026-01-02", 2e5), ("2026-01-02", 3e5)):
+        tables.update(tmp_path, of(day, rate))
+    rows = tables.read(tmp_path / "throughput.csv")
+    assert [(row["date"], row["median"]) for row in rows] == [("2026-01-01", "100000"), ("2026-01-02", "300000")]
+    assert [(row["low"], row["high"]) for row in rows] == [("1.5", "1000000")] * 2
+    assert tables.newest(rows[::-1]) == tables.newest(rows) == rows[1:]
+
+
+def test_noise_is_marked():
+    busy = {"contender": "bare", "rounds": [{}], "ratios": {}, "env_steps_per_s": 4e4, "others_cpus": 0.5}
+    result = {"contender": "aioenv", "rounds": [{}], "ratios": {"bare": 3.0, "aioenv": 1.0}, "env_steps_per_s": 1e5}
+    row = {"env": "noop", "num_envs": 1, "metric": "throughput", "results": [result, busy], "at": "2026-01-01 12:00"}
+    found = tables.tables(content_of({"noop-1": row}))
+    assert [one["noisy"] for one in found["throughput"]] == ["", "yes"]
+    (ratio,) = found["throughput-ratios"]
+    assert (ratio["median"], ratio["unit"], ratio["noisy"]) == ("1.5", "of 2 x bare loop", "yes")
+
+
+def draw(directory: Path, drawn: dict) -> list[str]:
     """The names of the plots, drawn in a process of its own: matplotlib keeps the files of its fonts open."""
     code = "import json, sys\nfrom pathlib import Path\nfrom benchmarks import plots\n"
     code += "print(*(file.name for file in plots.draw(Path(sys.argv[1]), json.load(sys.stdin))))"
     env = {**os.environ, "PYTHONPATH": str(Path(aioenv.__file__).parents[1])}
-    command = [sys.executable, "-c", code, str(file)]
+    command = [sys.executable, "-c", code, str(directory)]
     done = subprocess.run(
-        command, env=env, input=json.dumps(content), timeout=50, check=True, text=True, stdout=subprocess.PIPE
+        command, env=env, input=json.dumps(drawn), timeout=50, check=True, text=True, stdout=subprocess.PIPE
     )
     return done.stdout.split()
 
 
 def test_plots_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    result = {"contender": "aioenv", "rounds": [{}], "ratios": {"bare": 1.5}, "env_steps_per_s": 1e5}
-    rows = {
-        "cartpole-8": {"env": "CartPole-v1", "num_envs": 8, "metric": "throughput", "results": [result]},
-        "cost-4": {"env": "CartPole-v1", "num_envs": 4, "metric": "cost", "results": [result]},
-    }
-    content = {"machine": {"usable_cpus": 2}, "rows": rows}
-    names = draw(tmp_path / "plots" / "bench.svg", content)
-    assert names == ["bench-tasks.svg", "bench-cost.svg"]
+    shown = plots.from_directory(DATA)
+    names = draw(tmp_path / "plots", shown)
+    assert names == ["bench-mujoco.svg", "bench-cost.svg", "bench-images.svg"]
     assert all(b"<svg" in (tmp_path / "plots" / name).read_bytes() for name in names)
-    assert draw(tmp_path / "bench.svg", {**content, "rows": {}}) == []
-    native = {**result, "contender": "aioenv-native", "ratios": {"raw-batch": 0.9, "raw-loop": 1.1}}
-    rows = {"ant-64": {**rows["cartpole-8"], "env": "Ant-v5", "results": [native]}}
-    assert draw(tmp_path / "bench.svg", {**content, "rows": rows}) == ["bench-native.svg"]
+    assert draw(tmp_path, {}) == []
+    assert draw(tmp_path, {"throughput": [row for row in shown["throughput"] if row["task"] == "Ant-v5"]}) == names[:1]
+
+
+def test_each_contender_has_a_colour_of_its_own():
+    assert len(set(plots.COLORS.values())) == len(plots.COLORS) == len(plots.CONTENDERS)
+    assert {contender for _, contender, _ in plots.IMAGES} <= set(plots.COLORS) == set(plots.CONTENDERS)
+
+
+def test_the_page_shows_what_the_tables_hold():
+    """Each number of the page's table is a newest median, in thousands, and no contender of aioenv is faster."""
+    page = (DATA.parent / "explanation" / "performance.md").read_text(encoding="utf-8")
+    rows = tables.newest(tables.read(DATA / "throughput.csv"))
+    medians = {(row["task"], row["num_envs"], row["contender"]): float(row["median"]) for row in rows}
+    lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    shown = {cells[0]: cells[1:] for cells in lines[2:]}
+    assert list(shown) == list(PAGE_TASKS)
+    for name, task in PAGE_TASKS.items():
+        of_task = {contender: rate for (env, n, contender), rate in medians.items() if (env, n) == (task, "64")}
+        ours = max(rate for contender, rate in of_task.items() if contender.startswith("aioenv"))
+        raw = [contender for contender in of_task if "clock stopped" in contender]
+        limit = max(of_task[contender] for contender in raw or ["bare loops, one a CPU"])
+        others = [of_task.get(f"gymnasium {kind}VectorEnv") for kind in ("Async", "Sync")]
+        expected = [ours, *others, of_task.get("EnvPool"), limit]
+        assert shown[name] == [in_thousands(rate) for rate in expected]
+
+
+def in_thousands(rate: float | None) -> str:
+    if rate is None:
+        return "–"  # noqa: RUF001
+    return f"{rate / 1000:,.0f}" if rate >= 1e5 else f"{rate / 1000:.1f}"
