@@ -27,6 +27,20 @@ ARGUMENTS = {  # short runs
     "rendering": ["--steps", "50"],
     "timeline": ["--steps", "20", "--out", os.path.join(tempfile.gettempdir(), "run.json")],
 }
+CAPTIONS = {
+    "async_loop": "Four of the envs.",
+    "blocking_loop": "The lengths of the episodes of a random policy.",
+    "episode_stats": "Four of the envs.",
+    "evaluate": "The returns of 101 episodes.",
+    "event_driven": "The steps of each slot.",
+    "multi_agent": "An episode: two hunters run after a hare, on a ring.",
+    "native_task": "Four of the slots.",
+    "pixels": "An observation, and what the policy makes of it.",
+    "ppo": "The mean return in 40 updates.",
+    "rendering": "Images of four envs.",
+    "rollout": "The rewards of a rollout. Rows of white are resets, and no samples.",
+    "timeline": "A part of the timeline.",
+}
 
 
 def arguments(conf: dict[str, Any], example: dict[str, Any]) -> list[str]:
@@ -44,5 +58,6 @@ def pictures(block: Any, block_vars: dict[str, Any], conf: dict[str, Any]) -> st
         return ""
     path = next(block_vars["image_path_iterator"])
     shutil.copy(found, path)
-    rst: str = figure_rst([path], conf["src_dir"])
-    return rst
+    caption = CAPTIONS[stem]
+    rst: str = figure_rst([path], conf["src_dir"], caption)
+    return f"{rst}\n\n*{caption}*\n\n"
