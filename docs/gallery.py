@@ -6,6 +6,7 @@ The examples are run when the site is built. An example that draws itself has a 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 __all__ = ["arguments", "pictures"]
 
 HERE = Path(__file__).parent
+logging.getLogger("aioenv.workers").setLevel(logging.WARNING)  # the build logs more than a program does
 ARGUMENTS = {  # short runs
     "async_loop": ["--steps", "500"],
     "blocking_loop": ["--steps", "500"],
