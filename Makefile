@@ -10,7 +10,7 @@ SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py defi
 	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
 	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
-.PHONY: demo test oldest uncompiled parity faults stress soak ecosystem adapters second-python gymnasium-suite lint types bench docs dist opengl opengl-all clean
+.PHONY: demo test oldest uncompiled parity faults stress soak ecosystem adapters second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
@@ -115,6 +115,11 @@ dist: $(VENV)/.dist opengl-all
 docs: $(VENV)/.docs
 	rm -rf docs/reference/generated build/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+
+# each page in Chromium: width, contrast, errors (Debian: apt-get install chromium)
+docs-browser: docs
+	$(BIN)/python -m pip install --quiet playwright
+	$(BIN)/python -m tests.docs.browser $(ARGS)
 
 clean:
 	rm -rf $(VENV) build aioenv/speedups/*.so .venv-oldest .venv-ecosystem .oldest.txt .mypy_cache .pytest_cache .ruff_cache site

@@ -58,4 +58,4 @@ def test_every_row_has_a_counterpart_or_says_why_not(page):
 
 def test_what_the_tables_name_exists():
     told = " ".join(new for text in PAGES.values() for _, new in rows(text))
-    assert len(check_names(told)) > 15
+    assert len(check_names(told)) > 10
