@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 __all__ = [
     "STDOUT",
@@ -51,7 +51,14 @@ def _console(stream: TextIO) -> Any:
     except Exception:  # a broken installation may raise anything
         return None
     width = None if stream.isatty() else _PIPE_WIDTH
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    console = Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    console.on_broken_pipe = _raise_again  # type: ignore[method-assign]
+    return console
+
+
+def _raise_again() -> NoReturn:
+    """Pass on the BrokenPipeError that is handled; rich's own handler ends the process with status 1."""
+    raise
 
 
 def say(text: str = "", style: str = "", *, indent: int = 0, wrap: bool = True) -> None:

@@ -37,7 +37,8 @@ HELP = "find the settings that step an env fastest here"
 MARGIN = 0.02  # a smaller difference does not count
 CONFIRM_ROUNDS = 5
 MAX_WORKERS = 64
-RESERVE = 1.1  # what is said to be the longest is longer than what is expected, by this factor
+# The longest time that is said is longer than what is expected, by this factor and so many seconds.
+RESERVE, RESERVE_S = 1.1, 3.0
 
 Settings = dict[str, Any]
 
@@ -229,8 +230,9 @@ class _Search:
             self._a_worker_s = max(0.0, taken[1] - taken[0]) / (most - self._workers)
         least, longest = self._least_and_longest(most)
         self._began = time.perf_counter()
-        self._end_s = self._began + longest * RESERVE
-        low, high = _duration(least), _duration(longest * RESERVE)
+        longest = longest * RESERVE + RESERVE_S
+        self._end_s = self._began + longest
+        low, high = _duration(least), _duration(longest)
         span = high if low == high else f"{low} to {high}"
         say(f"Takes {span}: one measurement takes {taken[0]:.1f} s, and how many there are depends on what is faster.")
 

@@ -315,7 +315,7 @@ async def _record(
         answer = policy(obs, **given)
         return split_answer(await answer if inspect.isawaitable(answer) else answer, pairs)[0]
 
-    bar = progress_bar(steps) if progress is True else None
+    bar = progress_bar(steps) if progress and not callable(progress) else None
     # envs that draw themselves can't be asked for images while they are stepped
     beside = envs.draws_beside
     step: asyncio.Future[Any] | None = None
