@@ -97,7 +97,7 @@ def test_a_payload_over_the_limit_takes_no_memory(read):
     assert decode_until_error(read, Decoder(max_payload=10), whole, [7])[1] is None
 
 
-@pytest.mark.parametrize("lengths", [{"tail": MAX_PAYLOAD_BYTES}, {"fixed": MAX_FIXED_BYTES}], ids=str)
+@pytest.mark.parametrize("lengths", [{"payload": MAX_PAYLOAD_BYTES}, {"fixed": MAX_FIXED_BYTES}], ids=str)
 def test_what_is_announced_costs_nothing_until_it_comes(lengths):
     before = resident()
     decoder = Decoder()

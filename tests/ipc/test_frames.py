@@ -360,8 +360,8 @@ def test_the_caller_may_use_its_chunk_again():
         ({"kind": 0}, "unknown kind of frame: 0"),
         ({"kind": 255}, "unknown kind of frame: 255"),
         ({"fixed": frames.MAX_FIXED_BYTES + 1}, "announces"),
-        ({"tail": frames.MAX_PAYLOAD_BYTES + 1}, "announces"),
-        ({"fixed": 2**32 - 1, "tail": 2**32 - 1}, "announces"),
+        ({"payload": frames.MAX_PAYLOAD_BYTES + 1}, "announces"),
+        ({"fixed": 2**32 - 1, "payload": 2**32 - 1}, "announces"),
     ],
     ids=str,
 )
