@@ -13,8 +13,9 @@ from typing import Any
 
 from aioenv.cli import exit_status
 from aioenv.cli.arguments import SYNTHETIC, env_problem, out_file, positive_float, positive_int
-from aioenv.cli.bench import describe_machine, print_noise, show_progress
+from aioenv.cli.bench import describe_machine, print_noise
 from aioenv.cli.contenders import Workload, play_rounds
+from aioenv.cli.terminal import progress
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
 from benchmarks import suite
@@ -121,8 +122,8 @@ def _run_metric(args: argparse.Namespace, metric: Metric) -> int:
     broken = False
     for env in args.env or [metric.env]:
         workload = Workload(env, num_envs, seconds, start=args.start, channel=args.channel)
-        outcomes = play_rounds({name: (name, workload) for name in names}, rounds, show_progress, registry=REGISTRY)
-        show_progress("")
+        with progress(len(names) * rounds) as show:
+            outcomes = play_rounds({name: (name, workload) for name in names}, rounds, show, registry=REGISTRY)
         rows += (new := summarize_metric(env, metric, outcomes))
         print_metric(env, metric, new)
         broken |= any(outcome.broken for name, outcome in outcomes.items() if "aioenv" in name)

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from aioenv.cli.bench import NOISY_CPUS, describe_machine, load_mark, print_table, show_progress, summarize
+from aioenv.cli.bench import NOISY_CPUS, describe_machine, load_mark, print_table, summarize
 from aioenv.cli.contenders import Outcome, Workload, play_rounds
 from aioenv.cli.processes import foreign_load
+from aioenv.cli.terminal import progress
 from aioenv.tracing.timeline import atomic_write
 from benchmarks import plots, tables
 from benchmarks.contenders import BASELINES, CONTENDERS
@@ -176,8 +177,8 @@ def _measure(args: argparse.Namespace, row: Row, content: dict[str, Any]) -> boo
     workload = Workload(row.env, row.num_envs, args.seconds, start=args.start, channel=args.channel)
     began = time.perf_counter()
     entries = {name: (name, workload) for name in _names(args, row)}
-    outcomes = play_rounds(entries, args.rounds, show_progress, registry=REGISTRY, once=row.once)
-    show_progress("")
+    with progress(len(entries) * args.rounds) as show:
+        outcomes = play_rounds(entries, args.rounds, show, registry=REGISTRY, once=row.once)
     outcomes |= {name: Outcome(problem="not installed") for name in row.missing if not args.only or name in args.only}
     title = f"{row.env} x {row.num_envs}"
     if row.timed:

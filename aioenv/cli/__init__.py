@@ -1,16 +1,18 @@
-"""The `aioenv` command: demo, record, bench, tune, doctor, trace."""
+"""The `aioenv` command: demo, record, bench, tune, doctor, trace, completion."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import aioenv
 from aioenv.cli.processes import EndedBySignal, signals_raise
+from aioenv.cli.terminal import STDOUT, closest, did_you_mean, stdout_to_stderr
 
 __all__ = ["exit_status", "main"]
 
@@ -64,6 +66,16 @@ def exit_status(command: Callable[[], int]) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser of one command; an error names the closest option."""
+
+    def refuse(self, rest: Sequence[str]) -> NoReturn:
+        """Print the usage and which arguments are not known, and exit with status 2."""
+        options = re.findall(r"--[\w-]+", self.format_usage())
+        wrong = next((word.partition("=")[0] for word in rest if word.startswith("--")), "")
+        self.error(f"unrecognized arguments: {' '.join(rest)}{did_you_mean(closest(wrong, options))}")
+
+
 def _run(argv: Sequence[str] | None) -> int:
     # imported here: Ctrl-C during the imports, which take a while, is handled too
     from aioenv.cli import doctor
@@ -78,21 +90,32 @@ def _run(argv: Sequence[str] | None) -> int:
         from aioenv.worker.mujoco_gl import without_mujoco_gl
 
         wrong = without_mujoco_gl()  # raised once the arguments are parsed
-        from aioenv.cli import bench, demo, record, trace_view, tune
+        from aioenv.cli import bench, completion, demo, record, trace_view, tune
 
         modules = {"demo": demo, "record": record, "bench": bench, "tune": tune, **modules, "trace": trace_view}
-    parser = argparse.ArgumentParser(prog="aioenv", description="Step many RL envs at once, from asyncio.")
+        modules["completion"] = completion
+    parser = _Parser(prog="aioenv", description="Step many RL envs at once, from asyncio.")
     parser.add_argument("--version", action="version", version=f"aioenv {aioenv.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parsers: dict[str, _Parser] = {}
     for name, module in modules.items():
-        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        parsers[name] = command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
+        command.set_defaults(run=module.run, command=name)
+    if asked and not asked[0].startswith("-") and asked[0] not in parsers:
+        close = closest(asked[0], parsers)
+        (parsers[close] if close else parser).print_help(sys.stderr)
+        parser.exit(2, f"\naioenv: error: there is no command {asked[0]!r}{did_you_mean(close)}\n")
+    args, rest = parser.parse_known_args(asked)
+    if rest:
+        parsers[args.command].refuse(rest)
     if wrong is not None:
         raise wrong
-    status: int = args.run(args)
-    return status
+    args.commands, args.helps = parsers, {name: module.HELP for name, module in modules.items()}
+    if getattr(args, "json", None) != STDOUT:
+        return int(args.run(args))
+    with stdout_to_stderr() as args.json:
+        return int(args.run(args))
 
 
 def _our_error(exc: Exception) -> bool:

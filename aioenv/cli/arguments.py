@@ -23,6 +23,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv.cli.processes import EndedBySignal, standard_library_end
+from aioenv.cli.terminal import STDOUT
 from aioenv.requirements import has_batch
 from aioenv.worker.making import is_native_task
 
@@ -34,6 +35,7 @@ __all__ = [
     "env_factory",
     "env_problem",
     "import_here",
+    "json_file",
     "native_problem",
     "out_file",
     "picture_file",
@@ -63,6 +65,17 @@ def out_file(text: str) -> Path:
     if not os.access(there, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} can't be written: {str(there)!r} is read-only for you")
     return path
+
+
+def json_file(text: str) -> Path | str:
+    """Parse the value of --json: a file, or "-" for stdout.
+
+    Raises:
+        argparse.ArgumentTypeError: if the file can't be written; or it is an env, which was meant as another argument.
+    """
+    if text in SYNTHETIC or text in gymnasium.registry:
+        raise argparse.ArgumentTypeError(f"expected a file, but {text!r} is an env: name it before --json")
+    return text if text == STDOUT else out_file(text)
 
 
 def picture_file(text: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import platform
 import statistics
 import sys
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import aioenv
-from aioenv.cli.arguments import SYNTHETIC, env_problem, out_file, picture_file, positive_float, positive_int
+from aioenv.cli.arguments import SYNTHETIC, env_problem, json_file, picture_file, positive_float, positive_int
 from aioenv.cli.contenders import CONTENDERS, Contender, Outcome, Workload, play_rounds
 from aioenv.cli.doctor import installed
+from aioenv.cli.terminal import STDOUT, closest, did_you_mean, progress, say, short_number, show_table, write_json
 from aioenv.platform import usable_cpus
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
@@ -23,6 +23,7 @@ from aioenv.process.launch import START_METHODS
 __all__ = [
     "BASELINES",
     "HELP",
+    "JSON_HELP",
     "NOISY_CPUS",
     "add_arguments",
     "describe_machine",
@@ -32,11 +33,11 @@ __all__ = [
     "print_table",
     "ratios",
     "run",
-    "show_progress",
     "summarize",
 ]
 
 HELP = "compare with other vector envs, side by side"
+JSON_HELP = "write every measurement there; without FILE to stdout, where nothing else is printed then"
 
 # How many CPUs others may use before the results mean little.
 NOISY_CPUS = 0.1
@@ -44,9 +45,9 @@ PACKAGES = "gymnasium mujoco numpy uvloop stable-baselines3 tianshou torchrl puf
 
 # Column → the contender that it compares with, and how often its rate is counted: one bare loop could run on each CPU.
 BASELINES: dict[str, tuple[str, int]] = {
-    "x async": ("gymnasium-async", 1),
-    "x sync": ("gymnasium-sync", 1),
-    f"of {usable_cpus()} bare": ("bare", usable_cpus()),
+    "x\nasync": ("gymnasium-async", 1),
+    "x\nsync": ("gymnasium-sync", 1),
+    f"of {usable_cpus()}\nbare": ("bare", usable_cpus()),
 }
 
 
@@ -66,59 +67,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--channel", choices=("auto", *CHANNELS), default="auto", help="how aioenv talks to them")
     add("--only", nargs="+", metavar="NAME", help="only these contenders; --list shows them")
     add("--list", action="store_true", help="show the contenders, and which of them are installed")
-    add("--json", type=out_file, metavar="FILE", help="write every measurement there")
+    add("--json", nargs="?", const=STDOUT, type=json_file, metavar="FILE", help=JSON_HELP)
     add("--plot", type=picture_file, metavar="FILE", help="draw a plot there (takes matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, and print a table an env; 1 if one of aioenv's own contenders could not be measured."""
     if args.list:
-        for name, contender in CONTENDERS.items():
-            print(f"{name:<22}{contender.label}{'' if contender.installed else '  (not installed)'}")
+        rows = [(name, one.label, "" if one.installed else "not installed") for name, one in CONTENDERS.items()]
+        show_table(("name", "contender", ""), rows, texts=3)
         return 0
     if problem := _problem(args):
         print(f"aioenv bench: {problem}", file=sys.stderr)
         return 2
     machine = describe_machine()
     title = f"{args.num_envs} envs, {machine['usable_cpus']} CPUs, median of {args.rounds} rounds of {args.seconds:g} s"
-    print(title)
+    say(title)
     names = [name for name, one in CONTENDERS.items() if one.installed and (not args.only or name in args.only)]
-    rows: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     broken = False
     for env in args.env:
         workload = Workload(env, args.num_envs, args.seconds, start=args.start, channel=args.channel)
-        outcomes = play_rounds({name: (name, workload) for name in names}, args.rounds, show_progress)
-        show_progress("")
-        rows += (new := summarize(env, outcomes))
+        with progress(len(names) * args.rounds) as show:
+            outcomes = play_rounds({name: (name, workload) for name in names}, args.rounds, show)
+        measured += (new := summarize(env, outcomes))
         print_table(env, new)
         broken |= any(outcome.broken for name, outcome in outcomes.items() if name.startswith("aioenv"))
-    print_noise([result for row in rows for result in row["rounds"]])
+    print_noise([result for row in measured for result in row["rounds"]])
     if args.json is not None:
         settings = {name: getattr(args, name) for name in ("num_envs", "rounds", "seconds", "start", "channel")}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        content = {"machine": machine, "settings": settings, "results": rows}
-        args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, {"machine": machine, "settings": settings, "results": measured})
     if args.plot is not None:
-        _plot(args.plot, rows, title)
+        _plot(args.plot, measured, title)
     return int(broken)
 
 
 def _problem(args: argparse.Namespace) -> str | None:
     """Explain why the comparison can't be made; None if it can."""
     if unknown := [name for name in args.only or () if name not in CONTENDERS]:
-        return f"no contenders {unknown}; there are {list(CONTENDERS)}"
+        return f"no contenders {unknown}; there are {list(CONTENDERS)}{did_you_mean(closest(unknown[0], CONTENDERS))}"
     if absent := [CONTENDERS[name].package for name in args.only or () if not CONTENDERS[name].installed]:
         return f"not installed: {absent}"
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        return "--plot takes matplotlib: pip install 'aioenv[bench]'"
+        return "--plot takes matplotlib: pip install matplotlib"
     problems = (env_problem(env) for env in args.env)
     return next((f"--env {one}; besides ids there are {list(SYNTHETIC)}" for one in problems if one), None)
-
-
-def show_progress(text: str) -> None:
-    """Show the current measurement, on the terminal's last line."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def describe_machine() -> dict[str, Any]:
@@ -184,22 +177,26 @@ def print_table(
     contenders: Mapping[str, Contender] = CONTENDERS,
     baselines: Mapping[str, tuple[str, int]] = BASELINES,
 ) -> None:
-    """Print the rows of one env."""
-    heads = "".join(f"{head:>13}" for head in baselines)
-    print(f"\n{title}\n{'':<27}{'env-steps/s':>12}{'[min - max]':>25}{heads}{'start s':>9}")
+    """Print the rows of one env, and below the table which contenders were not measured, and why."""
+    cells = []
     for row in rows:
-        label = contenders[row["contender"]].label
-        if "env_steps_per_s" not in row:
-            print(f"{label:<27}{row['problem']}")
-            continue
-        spread = f"[{row['min']:,.0f} - {row['max']:,.0f}]"
-        columns = "".join(
-            f"{row['ratios'][name] / times:>13.2f}" if name in row["ratios"] else f"{'-':>13}"
-            for name, times in baselines.values()
-        )
-        print(f"{label:<27}{row['env_steps_per_s']:>12,.0f}{spread:>25}{columns}{row['start_s']:>9.2f}{load_mark(row)}")
+        if "env_steps_per_s" in row:
+            compared = [
+                f"{row['ratios'][name] / times:.2f}" if name in row["ratios"] else "-"
+                for name, times in baselines.values()
+            ]
+            spread = f"{short_number(row['min'])}-{short_number(row['max'])}"
+            rate = f"{row['env_steps_per_s']:,.0f}{load_mark(row).strip()}"
+            cells.append([contenders[row["contender"]].label, rate, spread, *compared, f"{row['start_s']:.2f}"])
+    say()
+    if cells:
+        show_table(("", "env-steps/s", "min-max", *baselines, "start\ns"), cells, title=title)
+    else:
+        say(title, "bold")
+    for row in rows:
         if row["problem"]:
-            print(f"{'':<27}after {len(row['rounds'])} rounds: {row['problem']}")
+            when = f"after {len(row['rounds'])} rounds: " if row["rounds"] else ""
+            say(f"{contenders[row['contender']].label}: {when}{row['problem']}", "dim")
 
 
 def print_noise(results: Sequence[dict[str, Any]]) -> None:
@@ -207,10 +204,10 @@ def print_noise(results: Sequence[dict[str, Any]]) -> None:
     others = [result["others_cpus"] for result in results if "others_cpus" in result]
     if others:
         middle = statistics.median(others)
-        print(f"\nOther processes meanwhile used {middle:.2f} CPUs (median), {max(others):.2f} at most.", end="")
-        print(" Not quiet: measure again." if middle > NOISY_CPUS else "")
+        again = " Not quiet: measure again." if middle > NOISY_CPUS else ""
+        say(f"\nOther processes meanwhile used {middle:.2f} CPUs (median), {max(others):.2f} at most.{again}")
         if any(number > NOISY_CPUS for number in others):
-            print(f"* others used more than {NOISY_CPUS} CPUs in half of these rounds")
+            say(f"* others used more than {NOISY_CPUS} CPUs in half of these rounds", "dim")
 
 
 def _plot(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:

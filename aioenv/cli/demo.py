@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import aioenv
 from aioenv.cli.arguments import out_file, positive_int, size
-from aioenv.loops.evaluate import progress_bar
+from aioenv.cli.terminal import progress, say, show_table
 from aioenv.loops.record import TiledVideo, check_name, fps_of
 from aioenv.platform import usable_cpus
 from aioenv.rendering.step_pool import StepRenderPool
@@ -78,7 +78,7 @@ async def demo(settings: DemoSettings, *, images: bool) -> int:
     """Measure physics, images and both at once, in turn; the last makes the video."""
     n, cpus = settings.num_envs, usable_cpus()
     workers = "1 worker process" if min(n, cpus) == 1 else f"{min(n, cpus)} worker processes"
-    print(f"{n} x {ENV}, {settings.steps:,} steps, in {workers} on {cpus} CPUs")
+    say(f"{n} x {ENV}, {settings.steps:,} steps, in {workers} on {cpus} CPUs")
     video: TiledVideo | None = None
     unable: Exception | None = None
     try:
@@ -96,11 +96,11 @@ async def demo(settings: DemoSettings, *, images: bool) -> int:
         await measure(settings, measurements)
     print_table(settings, measurements)
     if problem is not None:
-        print(f"\nNo pictures this time, because nothing can be drawn here: {problem}")
+        say(f"\nNo pictures this time, because nothing can be drawn here: {problem}")
     elif video is not None:
-        print(f"Video: {video.path.resolve()}")
+        say(f"Video: {video.path.resolve()}", wrap=False)
     elif images:
-        print(f"No video was made: {unable}")
+        say(f"No video was made: {unable}")
     return 0
 
 
@@ -131,22 +131,18 @@ class Measurement:
 
 async def measure(settings: DemoSettings, measurements: list[Measurement]) -> None:
     """Do all steps of all measurements, a chunk of each in turn: a busy machine disturbs them alike."""
-    bar = progress_bar(settings.steps)
     shown = measurements[-1]
-    try:
+    with progress(settings.steps) as show:
         for start in range(0, settings.steps, CHUNK_STEPS):
             stop = min(start + CHUNK_STEPS, settings.steps)
+            rate = f"{start * settings.num_envs / shown.seconds:,.0f}" if start else "…"
+            show(f"{rate} env-steps/s" + f", {rate} images/s" * shown.images, stop - start)
             for one in measurements:
                 began = time.perf_counter()
                 await one.chunk(start, stop)
                 one.seconds += time.perf_counter() - began
                 if one.after is not None:
                     await one.after()
-            rate = stop * settings.num_envs / shown.seconds
-            bar.set_postfix_str(f"{rate:,.0f} env-steps/s" + f", {rate:,.0f} images/s" * shown.images, False)
-            bar.update(stop - start)
-    finally:
-        bar.close()
 
 
 async def physics_alone(settings: DemoSettings, stack: contextlib.AsyncExitStack) -> Measurement:
@@ -265,21 +261,23 @@ async def draw_states(pool: StepRenderPool, slots: list[int], states: npt.NDArra
 def print_table(settings: DemoSettings, measurements: list[Measurement]) -> None:
     """Print how long each measurement took, and how much time the overlap saved."""
     total = settings.num_envs * settings.steps
-    print(f"\n{'':<17}{'seconds':>9}{'env-steps/s':>14}{'images/s':>11}")
+    rows = []
     for one in measurements:
         rate = f"{total / one.seconds:,.0f}"
-        columns = f"{rate if one.physics else '-':>14}{rate if one.images else '-':>11}"
-        print(f"{one.label:<17}{one.seconds:>9.2f}{columns}")
+        rows.append((one.label, f"{one.seconds:.2f}", rate if one.physics else "-", rate if one.images else "-"))
+    say()
+    show_table(("", "seconds", "env-steps/s", "images/s"), rows)
     if len(measurements) < 3:
         return
     physics, images, both = (one.seconds for one in measurements)
     one_by_one = physics + images
     saved = (one_by_one - both) / one_by_one
-    print(
+    say(
         f"\nThe overlap {'saved' if saved >= 0 else 'cost'} {abs(saved):.0%}: physics and then images take "
-        f"{one_by_one:.2f} s, both at once {both:.2f} s (encoding the video not counted)."
+        f"{one_by_one:.2f} s, both at once {both:.2f} s (encoding the video not counted).",
+        "bold",
     )
     config = settings.render
-    print(f"Images: {config.width} x {config.height}, {config.quality}, drawn by {measurements[1].detail}.")
+    say(f"Images: {config.width} x {config.height}, {config.quality}, drawn by {measurements[1].detail}.")
     if "pipe" in measurements[1].detail:  # llvmpipe, softpipe
-        print("This is software OpenGL: it needs the CPUs that physics needs, so only their idle time can be saved.")
+        say("This is software OpenGL: it needs the CPUs that physics needs, so only their idle time can be saved.")

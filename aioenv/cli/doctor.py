@@ -6,6 +6,7 @@ This module imports nothing at import time that may be missing, too old or broke
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -13,9 +14,10 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from aioenv.cli.processes import start_text_process
+from aioenv.cli.processes import EndedBySignal, start_text_process
+from aioenv.cli.terminal import STDOUT, progress, say, show_table, write_json
 from aioenv.platform import cpu_quota, usable_cpus
 from aioenv.requirements import problem_of
 
@@ -24,16 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "say what works on this machine, and what to install for the rest"
+HELP = "say what works on this machine, and what to do about the rest"
 
-REQUIRED = ("aioenv", "numpy", "gymnasium", "mujoco", "imageio", "packaging", "cloudpickle", "uvloop")
+REQUIRED = ("aioenv", "numpy", "gymnasium", "mujoco", "imageio", "packaging", "cloudpickle", "rich", "uvloop")
 OPTIONAL = {
-    "imageio-ffmpeg": "videos: pip install 'aioenv[video]'",
-    "tqdm": "progress bars: pip install 'aioenv[video]'",
-    "matplotlib": "bench --plot: pip install 'aioenv[bench]'",
-    "stable-baselines3": "adapters, and a bench contender: pip install 'aioenv[adapters]'",
-    "tianshou": "a bench contender: pip install tianshou",
-    "envpool": "a bench contender: pip install envpool",
+    "imageio-ffmpeg": "videos",
+    "tqdm": "progress bars of evaluate and record",
+    "matplotlib": "bench --plot",
+    "stable-baselines3": "adapters, and a bench contender",
+    "tianshou": "a bench contender",
+    "envpool": "a bench contender",
 }
 # Without these, modules of aioenv that the rest of the report needs can't be imported.
 _NEEDED_HERE = {"numpy", "gymnasium", "cloudpickle"}
@@ -41,38 +43,64 @@ _IMPORT_TIMEOUT_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments: none."""
+    """Add this command's arguments."""
+    parser.add_argument(
+        "--json", action="store_const", const=STDOUT, help="print the report as JSON, and nothing else, on stdout"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 1 if something required is missing or broken, else 0 (without OpenGL all but images works)."""
-    print(f"Python {platform.python_version()}, {platform.platform()}")
-    cpus = usable_cpus()
-    quota = cpu_quota()
-    limit = "" if quota is None else f" (a quota of {quota:g})"
-    print(f"CPUs: {cpus} usable of {os.cpu_count()}{limit}; so many workers are the default")
+    report = examine()
+    if args.json is not None:
+        write_json(args.json, report)
+    else:
+        _show(report)
+    return int(not report["works"])
+
+
+def examine() -> dict[str, Any]:
+    """Try all parts; an error in one is reported, and the others are still tried.
+
+    Returns:
+        The facts by name; "unknown": why a part could not be tried, by its title; "to_do": what to do, in order; and
+        "works": whether all that is required does.
+    """
     versions = {name: installed(name) for name in REQUIRED}
-    problems = _problems(versions)
-    works = not _NEEDED_HERE & problems.keys()
-    wrong: list[Exception] = []
-    parts = [("Event loop", _report_loop), ("Workers", _report_workers), ("Steps", _report_steps)]
-    reported = [_report(title, part, works) for title, part in parts]
-    print("\nPackages")
-    for name, version in versions.items():
-        print(f"  {name:<18}{version or 'MISSING'}")
-        if version is not None and name in problems:
-            print(f"  {'':<18}{problems[name]}")
-    for name, use in OPTIONAL.items():
-        print(f"  {name:<18}{installed(name) or f'not installed ({use})'}")
-    reported.append(_report("\nOpenGL", lambda: wrong.extend(_report_images()), works))
-    missing = [name for name in problems if versions[name] is None]
-    if missing:
-        print(f"\nMissing: pip install {' '.join(missing)}")
-    elif problems or not all(reported):
-        print("\naioenv does not work here: see the lines above")
-    for exc in wrong:
-        print(f"\n{exc}")
-    return int(bool(problems or wrong) or not all(reported))
+    unknown: dict[str, str] = {}
+    report: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    to_do: list[str] = []
+    with progress(1 + len(_PARTS)) as show:
+        show("Packages")
+        problems = _problems(versions)
+        for title, (part, needed) in _PARTS.items():
+            show(title)
+            if needed & problems.keys():
+                unknown[title] = "see Packages"
+                continue
+            try:
+                report |= part()
+            except EndedBySignal:
+                raise
+            except (Exception, SystemExit) as exc:  # the rest of the report is still worth having
+                unknown[title] = f"{type(exc).__name__}: {exc}"
+    wrong, advice = report.pop("wrong", None), report.pop("advice", [])
+    if missing := [name for name in problems if versions[name] is None]:
+        to_do.append(f"Missing: pip install {' '.join(missing)}")
+    for name, problem in problems.items():
+        if name not in missing:
+            to_do.append(problem if problem == problem_of(name) else f"{name}: {problem}; install it again")
+    to_do += [
+        f"{title}: find out why it is not known: {why}" for title, why in unknown.items() if why != "see Packages"
+    ]
+    if wrong is not None:
+        to_do.append(wrong)
+    report["packages"] = {
+        name: {"version": version, "required": True, "problem": problems.get(name)}
+        for name, version in versions.items()
+    } | {name: {"version": installed(name), "required": False, "problem": None} for name in OPTIONAL}
+    works = not (problems or unknown or wrong)
+    return {**report, "unknown": unknown, "to_do": to_do + advice, "works": works}
 
 
 def _problems(versions: dict[str, str | None]) -> dict[str, str]:
@@ -91,7 +119,10 @@ def _problems(versions: dict[str, str | None]) -> dict[str, str]:
         elif name != "aioenv":
             code = f"import sys; sys.path[:] = {sys.path!a}; import {name}"
             command = [sys.executable, "-W", "ignore", "-c", code]
-            trials[name] = start_text_process(command, env=environment, stdout=subprocess.DEVNULL)
+            try:
+                trials[name] = start_text_process(command, env=environment, stdout=subprocess.DEVNULL)
+            except OSError as exc:
+                problems[name] = f"its import can't be tried: {exc}"
     try:
         for name, trial in trials.items():
             if (why := _import_error(trial)) is not None:
@@ -117,88 +148,149 @@ def _import_error(trial: subprocess.Popen[str]) -> str | None:
     return lines[-1] if lines and trial.returncode == 1 else f"the process ended with {how}"
 
 
-def _report(title: str, report: Callable[[], None], works: bool) -> bool:
-    """Print a part of the report, or why there is none; returns whether there is one."""
-    if not works:
-        print(f"{title}: not known, see Packages")
-        return False
-    try:
-        report()
-    except Exception as exc:  # the rest of the report is still worth having
-        print(f"{title}: not known ({type(exc).__name__}: {exc})")
-        return False
-    return True
+# ---------------------------------------------------------------- the parts: each returns facts of the report
 
 
-def _report_loop() -> None:
+def _find_cpus() -> dict[str, Any]:
+    return {"usable_cpus": usable_cpus(), "cpus": os.cpu_count(), "cpu_quota": cpu_quota()}
+
+
+def _find_loop() -> dict[str, Any]:
     from aioenv.make import new_event_loop
 
     loop = new_event_loop()
-    print(f"Event loop: {type(loop).__module__.partition('.')[0]}")
     loop.close()
+    return {"event_loop": type(loop).__module__.partition(".")[0]}
 
 
-def _report_workers() -> None:
+def _find_workers() -> dict[str, Any]:
     from aioenv.process.channel import CHANNELS, check_channel
     from aioenv.process.launch import START_METHODS, check_start
 
-    print(f"Workers: {_choice(START_METHODS, check_start(None))}; channel: {_choice(CHANNELS, check_channel('auto'))}")
+    start, channel = check_start(None), check_channel("auto")  # the defaults, which come first
+    return {
+        "start": [start, *(name for name in START_METHODS if name != start)],
+        "channels": [channel, *(name for name in CHANNELS if name != channel)],
+    }
 
 
-def _report_steps() -> None:
+def _find_steps() -> dict[str, Any]:
     from aioenv import speedups
 
-    print(f"Steps: in {'C' if speedups.compiled else f'Python ({speedups.why_not}); slower, otherwise the same'}")
+    return {"steps": "C" if speedups.compiled else f"Python ({speedups.why_not}); slower, otherwise the same"}
 
 
-def _report_images() -> list[Exception]:
-    """Report on OpenGL; return the errors."""
+def _find_opengl() -> dict[str, Any]:
     from aioenv.cli.opengl import probe_all
     from aioenv.rendering.backends import find_gpus
     from aioenv.worker.mujoco_gl import without_mujoco_gl
 
     wrong = without_mujoco_gl()
-    _report_opengl(probe_all(), find_gpus())
-    return [] if wrong is None else [wrong]
+    return {"wrong": None if wrong is None else str(wrong), **judge_opengl(probe_all(), find_gpus())}
 
 
-def _report_opengl(probes: Sequence[ProbeResult], gpus: Sequence[str]) -> None:
-    """Print a line for each backend and device, which of them is used, and what to install."""
+def judge_opengl(probes: Sequence[ProbeResult], gpus: Sequence[str]) -> dict[str, Any]:
+    """Return which backends draw, which of them is used ("images_by"), and what to install or to set ("advice")."""
     from aioenv.rendering.backends import candidate_backends, general_install_hint, install_hint, software_warning
 
-    print(f"\nGPUs that the kernel knows of: {', '.join(gpus) or 'none'}")
-    print("\nOpenGL, images of 84x84 a second and process")
-    width = max(len(probe.renderer) for probe in probes)
-    print(f"  {'backend':<9}{'device':<8}{'drawn by':<10}{'renderer':<{width + 2}}{'exact':>8}{'fast':>9}")
-    for probe in probes:
-        device = "" if probe.device is None else str(probe.device)
-        if not probe.renderer:
-            print(f"  {probe.backend:<9}{device:<8}does not work: {probe.problem}")
-            if advice := install_hint(probe.backend):
-                print(f"  {'':<17}{advice}")
-            continue
-        drawn_by = "the CPU" if probe.software else "a GPU"
-        rates = f"{probe.exact_per_s:>8,.0f}{probe.fast_per_s:>9,.0f}"
-        print(f"  {probe.backend:<9}{device:<8}{drawn_by:<10}{probe.renderer:<{width + 2}}{rates}")
+    found = [
+        {**dataclasses.asdict(probe), "software": probe.software, "install": install_hint(probe.backend)}
+        for probe in probes
+    ]
     used = next((p for name in candidate_backends(None) for p in probes if p.backend == name and p.renderer), None)
+    advice = []
     if used is None:
         works = [probe.backend for probe in probes if probe.renderer]
         if works and (chosen := os.environ.get("MUJOCO_GL")):
-            print(f"\nNo images are drawn while MUJOCO_GL={chosen}: unset it, or say {works[0]}.")
+            advice.append(f"No images are drawn while MUJOCO_GL={chosen}: unset it, or say {works[0]}.")
         else:
-            print(f"\nNo images can be drawn.\n{general_install_hint()}")
+            advice.append(f"No images can be drawn.\n{general_install_hint()}")
+    elif (why := software_warning(used.renderer, gpus)) is not None:
+        better = next((f"\nbackend={p.backend!r} does use it." for p in probes if p.renderer and not p.software), "")
+        advice.append(f"WARNING: {why}{better}")
+    return {"gpus": list(gpus), "opengl": found, "images_by": used and used.backend, "advice": advice}
+
+
+# Title → the function, and the packages without which it can't run.
+_PARTS: dict[str, tuple[Callable[[], dict[str, Any]], set[str]]] = {
+    "CPUs": (_find_cpus, set()),
+    "Event loop": (_find_loop, {*_NEEDED_HERE, "uvloop"}),
+    "Workers": (_find_workers, _NEEDED_HERE),
+    "Steps": (_find_steps, _NEEDED_HERE),
+    "OpenGL": (_find_opengl, _NEEDED_HERE),
+}
+
+
+# ---------------------------------------------------------------- the report as text
+
+
+def _show(report: dict[str, Any]) -> None:
+    """Print a report, and at its end what to do."""
+    unknown = report["unknown"]
+    quota = f" (a quota of {report['cpu_quota']:g})" if report.get("cpu_quota") else ""
+    lines = {
+        "CPUs": "{usable_cpus} usable of {cpus}" + quota + "; so many workers are the default",
+        "Event loop": "{event_loop}",
+        "Workers": "{workers}",
+        "Steps": "in {steps}",
+    }
+    workers = "; channel: ".join(_choice(report[name]) for name in ("start", "channels") if name in report)
+    say(f"Python {report['python']}, {report['platform']}")
+    for title, line in lines.items():
+        say(f"{title}: {_not_known(unknown[title]) if title in unknown else line.format(**report, workers=workers)}")
+    rows = []
+    for name, package in report["packages"].items():
+        remark = package["problem"] or ""
+        if package["version"] is None:
+            remark = "" if package["required"] else f"for {OPTIONAL[name]}: pip install {name}"
+        rows.append((name, package["version"] or ("MISSING" if package["required"] else "not installed"), remark))
+    say()
+    show_table(("", "", ""), rows, title="Packages", texts=3, indent=2)
+    say()
+    if "OpenGL" in unknown:
+        say(f"OpenGL: {_not_known(unknown['OpenGL'])}")
+    else:
+        _show_opengl(report)
+    say()
+    state, style = ("works", "bold green") if report["works"] else ("does not work", "bold red")
+    if not report["to_do"]:
+        say(f"aioenv {state} here. There is nothing to do.", style)
         return
-    print(f"  Images are drawn by {used.backend}, unless you say otherwise (MUJOCO_GL, or backend=).")
-    if (why := software_warning(used.renderer, gpus)) is not None:
-        print(f"\nWARNING: {why}")
-        better = [probe for probe in probes if probe.renderer and not probe.software]
-        if better:
-            print(f"backend={better[0].backend!r} does use it.")
+    say(f"aioenv {state} here. What to do{' for more' if report['works'] else ''}:", style)
+    for text in report["to_do"]:
+        say(text, indent=2)
 
 
-def _choice(known: Sequence[str], default: str) -> str:
-    """Name the default, and the alternatives."""
-    others = [name for name in known if name != default]
+def _not_known(why: str) -> str:
+    return "not known, see Packages" if why == "see Packages" else f"not known ({why})"
+
+
+def _show_opengl(report: dict[str, Any]) -> None:
+    """Print a line for each backend and device, why some don't work, and which is used."""
+    say(f"GPUs that the kernel knows of: {', '.join(report['gpus']) or 'none'}")
+    say()
+    rows = []
+    for probe in report["opengl"]:
+        device = "" if probe["device"] is None else str(probe["device"])
+        row = ["does not work", "", "", ""]
+        if probe["renderer"]:
+            drawn_by = "the CPU" if probe["software"] else "a GPU"
+            row = [drawn_by, probe["renderer"], f"{probe['exact_per_s']:,.0f}", f"{probe['fast_per_s']:,.0f}"]
+        rows.append([probe["backend"], device, *row])
+    heads = ("backend", "device", "drawn by", "renderer", "exact", "fast")
+    show_table(heads, rows, title="OpenGL, images of 84x84 a second and process", texts=4, indent=2)
+    for probe in report["opengl"]:
+        if not probe["renderer"]:
+            say(f"{probe['backend']} does not work: {probe['problem']}", indent=2)
+            if probe["install"]:
+                say(probe["install"], indent=4)
+    if report["images_by"]:
+        say(f"Images are drawn by {report['images_by']}, unless you say otherwise (MUJOCO_GL, or backend=).", indent=2)
+
+
+def _choice(names: Sequence[str]) -> str:
+    """Name the default, which is the first, and the alternatives."""
+    default, *others = names
     return f"{default} (or {', '.join(others)})" if others else f"{default} (nothing else on this platform)"
 
 

@@ -13,14 +13,18 @@ import gymnasium
 
 import aioenv
 from aioenv.cli.arguments import import_here, out_file, positive_float, positive_int, registered, seed, size
+from aioenv.cli.terminal import STDOUT, progress, say, write_json
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
 from aioenv.native_vector_env import vector_env_factory
+from aioenv.rendering.config import TRACKING
 from aioenv.rendering.images import parse_grid
 
 __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "step envs and write a tiled video of them"
+
+PICTURE = (1280, 720)  # of all images together, unless their size is given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", metavar="RxC", type=grid, default=(2, 2), help="rows and columns (default: 2x2)")
     parser.add_argument("--num-envs", type=positive_int, help="how many envs (default: as many as the grid has cells)")
     parser.add_argument(
-        "--size", type=size, default=(160, 120), metavar="WxH", help="of one image, in pixels (default: 160x120)"
+        "--size", type=size, metavar="WxH", help="of one image, in pixels (default: a picture of 1280x720 for all)"
     )
-    parser.add_argument("--camera", help="a camera of the model, by name or number (default: the env's own view)")
+    parser.add_argument(
+        "--camera",
+        default=TRACKING,
+        help="a camera of the model, by name or number; -1 for the free camera (default: one that follows a body, if "
+        "the model has one, else the env's own view)",
+    )
+    parser.add_argument("--no-labels", action="store_true", help="leave out the slot and the return in each image")
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
@@ -46,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quality", choices=("exact", "fast", "coarse"), default="fast", help="(default: fast)")
     parser.add_argument("--fps", type=positive_float, help="pictures a second (default: as in the env's metadata)")
     parser.add_argument("--seed", type=seed, default=0, help="of the envs and of random actions (default: 0)")
+    parser.add_argument(
+        "--json", action="store_const", const=STDOUT, help="print the result as JSON, and nothing else, on stdout"
+    )
 
 
 def policy(text: str) -> Callable[[Any], Any]:
@@ -86,9 +99,9 @@ def grid(text: str) -> tuple[int, int]:
 
 def run(args: argparse.Namespace) -> int:
     """Record; 0 on success."""
-    width, height = args.size
-    camera = int(args.camera) if re.fullmatch(r"-?\d+", args.camera or "") else args.camera
     rows, columns = args.grid
+    width, height = args.size or (max(1, PICTURE[0] // columns), max(1, PICTURE[1] // rows))
+    camera = int(args.camera) if re.fullmatch(r"-?\d+", args.camera) else args.camera
     try:
         registered(args.env)
     except (gymnasium.error.Error, ImportError) as exc:
@@ -103,25 +116,27 @@ def run(args: argparse.Namespace) -> int:
     before = _written(args.out)
     try:
         config = aioenv.RenderConfig(width, height, camera, args.quality)
-        done = aioenv.run(
-            record(
-                args.env,
-                args.out,
-                steps=args.steps,
-                policy=args.policy,
-                num_envs=args.num_envs or rows * columns,
-                grid=args.grid,
-                render=config,
-                fps=args.fps,
-                seed=args.seed,
-                backend=args.backend,
-                progress=True,
+        with progress(args.steps) as show:
+            done = aioenv.run(
+                record(
+                    args.env,
+                    args.out,
+                    steps=args.steps,
+                    policy=args.policy,
+                    num_envs=args.num_envs or rows * columns,
+                    grid=args.grid,
+                    render=config,
+                    fps=args.fps,
+                    seed=args.seed,
+                    backend=args.backend,
+                    labels=not args.no_labels,
+                    progress=lambda step: show(f"step {step} of {args.steps}"),
+                )
             )
-        )
     except ImportError as exc:
         if exc.name != "imageio_ffmpeg":
             raise
-        print("aioenv record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
+        print("aioenv record: this takes imageio-ffmpeg: pip install imageio-ffmpeg", file=sys.stderr)
         return 1
     except BaseException as exc:
         # a policy's own ValueError keeps its traceback
@@ -131,7 +146,11 @@ def run(args: argparse.Namespace) -> int:
         if _written(args.out) not in (None, before):
             print(f"\nThe video ends where it was broken off: {args.out.resolve()}", file=sys.stderr)
         raise
-    print(f"{done.pictures} pictures, {done.episodes} episodes ended. Video: {done.path.resolve()}")
+    if args.json is not None:
+        write_json(args.json, {"path": str(done.path.resolve()), "pictures": done.pictures, "episodes": done.episodes})
+    else:
+        say(f"{done.pictures} pictures, {done.episodes} episodes ended.")
+        say(f"Video: {done.path.resolve()}", "bold", wrap=False)
     return 0
 
 

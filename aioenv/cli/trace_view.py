@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aioenv.cli.terminal import say, show_table
+
 __all__ = ["HELP", "Span", "add_arguments", "overlap", "read", "run"]
 
 HELP = "sum up a timeline of envs.trace() or AIOENV_TRACE"
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"aioenv trace: {exc}", file=sys.stderr)
         return 1
     if not spans:
-        print(f"{args.file}: an empty timeline: nothing was done while it was collected, or it has not ended yet")
+        say(f"{args.file}: an empty timeline: nothing was done while it was collected, or it has not ended yet")
         return 0
     print_summary(spans)
     return 0
@@ -120,13 +122,13 @@ def print_summary(spans: Sequence[Span]) -> None:
     lines: dict[str, dict[str, list[float]]] = {}
     for span in spans:
         lines.setdefault(span.line, {}).setdefault(span.name, []).append(span.end_s - span.begin_s)
-    width = max(len(line) for line in lines)
-    print(f"{'':<{width}}  {'':<16} {'times':>8} {'seconds':>9} {'share':>7}")
+    rows = []
     for line, names in lines.items():
         for name, seconds in sorted(names.items(), key=lambda item: -sum(item[1])):
             total = sum(seconds)
-            print(f"{line:<{width}}  {name:<16} {len(seconds):>8,} {total:>9.4f} {total / wall if wall else 1:>7.1%}")
+            rows.append((line, name, f"{len(seconds):,}", f"{total:.4f}", f"{total / wall if wall else 1:.1%}"))
+    show_table(("", "", "times", "seconds", "share"), rows, texts=2)
     for inner in ("render", "draw"):
         within, total = overlap(spans, inner)
         if total:
-            print(f"{inner}: {within:.4f} s of {total:.4f} s ({within / total:.1%}) while the next step was made")
+            say(f"{inner}: {within:.4f} s of {total:.4f} s ({within / total:.1%}) while the next step was made")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import statistics
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,16 @@ from aioenv.cli import contenders
 from aioenv.cli.arguments import (
     SYNTHETIC,
     env_problem,
+    json_file,
     native_problem,
-    out_file,
     positive_float,
     positive_int,
     registered,
 )
-from aioenv.cli.bench import NOISY_CPUS, describe_machine, print_noise, show_progress
+from aioenv.cli.bench import JSON_HELP, NOISY_CPUS, describe_machine, print_noise
 from aioenv.cli.contenders import Outcome, Workload
 from aioenv.cli.processes import foreign_load
+from aioenv.cli.terminal import STDOUT, closest, did_you_mean, progress, say, short_number, show_table, write_json
 from aioenv.ipc.memory import AVAILABLE
 from aioenv.platform import usable_cpus
 from aioenv.process.channel import CHANNELS, check_channel
@@ -36,7 +37,8 @@ HELP = "find the settings that step an env fastest here"
 MARGIN = 0.02  # a smaller difference does not count
 CONFIRM_ROUNDS = 5
 MAX_WORKERS = 64
-_A_MEASUREMENT_S = 1.8  # imports, start and warm-up, for the estimate alone
+# The longest time that is said is longer than what is expected, by this factor and so many seconds.
+RESERVE, RESERVE_S = 1.1, 3.0
 
 Settings = dict[str, Any]
 
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=positive_float, default=0.6, help="with the clock running, a round (default: 0.6)")
     add("--only", nargs="+", metavar="SETTING", help="try only these settings; --list shows them")
     add("--list", action="store_true", help="show what would be tried")
-    add("--json", type=out_file, metavar="FILE", help="write every measurement there")
+    add("--json", nargs="?", const=STDOUT, type=json_file, metavar="FILE", help=JSON_HELP)
 
 
 def dimensions(env: str, num_envs: int) -> list[Dimension]:
@@ -121,24 +123,22 @@ def run(args: argparse.Namespace) -> int:
         return _refuse(problem)
     found = dimensions(args.env, args.num_envs)
     if unknown := [name for name in args.only or () if name not in {dimension.name for dimension in found}]:
-        return _refuse(f"--only: nothing to choose for {unknown}; there are {[d.name for d in found]}")
+        names = [dimension.name for dimension in found]
+        close = did_you_mean(closest(unknown[0], names))
+        return _refuse(f"--only: nothing to choose for {unknown}; there are {names}{close}")
     found = [dimension for dimension in found if not args.only or dimension.name in args.only]
     if args.list:
-        for dimension in found:
-            print(f"{dimension.name:<14}{', '.join(map(_shown, dimension.values))}")
+        show_table(("", ""), [(one.name, ", ".join(map(_shown, one.values))) for one in found], texts=2)
         return 0
-    runs = args.rounds * sum(len(d.values) for d in found) + 2 * CONFIRM_ROUNDS
-    print(
-        f"{args.env} x {args.num_envs}, {usable_cpus()} CPUs; "
-        f"takes about {runs * (_A_MEASUREMENT_S + args.seconds) / 60:.1f} minutes"
-    )
-    if (load := foreign_load(1.0) or 0.0) > NOISY_CPUS:
-        print(f"NOT idle: others use {load:.2f} CPUs. Expect noise.")
-    search = _Search(args)
+    say(f"{args.env} x {args.num_envs}, {usable_cpus()} CPUs")
+    search = _Search(args, found)
     settings: Settings | None = None
     try:
-        settings = search.confirm(search.run(found))
-        print("\n" + "\n".join(f"    {line}" for line in paste(args.env, args.num_envs, settings)))
+        search.calibrate()
+        if (load := foreign_load(1.0) or 0.0) > NOISY_CPUS:
+            say(f"NOT idle: others use {load:.2f} CPUs. Expect noise.", "yellow")
+        settings = search.confirm(search.run())
+        say("\n" + "\n".join(f"    {line}" for line in paste(args.env, args.num_envs, settings)), "bold", wrap=False)
         if settings.get("backend") == "native":
             search.compare_blocking(settings)
     except _BaselineFailed as exc:
@@ -146,12 +146,11 @@ def run(args: argparse.Namespace) -> int:
         return 1
     finally:  # write the measurements, however the search ends
         if args.json is not None:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
             content = {"machine": describe_machine(), "env": args.env, "num_envs": args.num_envs, "best": settings}
-            args.json.write_text(json.dumps({**content, "stages": search.stages}, indent=1) + "\n", encoding="utf-8")
+            write_json(args.json, {**content, "stages": search.stages})
     for name, note in NOTES.items():
         if name in settings and settings[name] == note[0]:
-            print(f"\n{note[1]}")
+            say(f"\n{note[1]}")
     print_noise(search.measured)
     return 0
 
@@ -190,28 +189,105 @@ class _BaselineFailed(Exception):
 class _Search:
     """One setting after the other, each candidate against the best so far, in the same rounds.
 
+    Args:
+        args: of the command.
+        found: the settings to try, in order.
+
     Attributes:
         stages: the measurements, for the file.
         measured: the results of all rounds.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, found: Sequence[Dimension]) -> None:
         self._args = args
+        self._found = found
         self.stages: list[dict[str, Any]] = []
         self.measured: list[dict[str, Any]] = []
+        self._confirm_rounds = max(CONFIRM_ROUNDS, args.rounds)
+        self._workers = min(usable_cpus(), args.num_envs)
+        self._a_measurement_s = self._a_worker_s = 0.0  # with the default number of workers, and for each more
+        self._began = self._end_s = 0.0
 
-    def run(self, found: Iterable[Dimension]) -> Settings:
-        """Search; returns the best settings, without defaults."""
+    def calibrate(self) -> None:
+        """Measure the defaults, and the most workers, once, and say how long the search takes.
+
+        Raises:
+            _BaselineFailed: if the defaults can't be measured.
+        """
+        most = max((max(d.values) for d in self._found if d.name == "num_workers"), default=self._workers)
+        taken = []
+        with progress(1 + (most > self._workers)) as show:
+            for settings in [{}, {"num_workers": most}][: 1 + (most > self._workers)]:
+                began = time.perf_counter()
+                outcomes: dict[str, Outcome] = {}
+                entries = {_describe(settings): ("aioenv", self._workload(settings))}
+                contenders.play_rounds(entries, 1, _progress("how long it takes", show), outcomes=outcomes)
+                taken.append(time.perf_counter() - began)
+                if not settings and (problem := outcomes[_describe(settings)].problem):
+                    raise _BaselineFailed(f"with {_describe(settings)}, {self._args.env} {problem}")
+        self._a_measurement_s = taken[0]
+        if most > self._workers:
+            self._a_worker_s = max(0.0, taken[1] - taken[0]) / (most - self._workers)
+        least, longest = self._least_and_longest(most)
+        self._began = time.perf_counter()
+        longest = longest * RESERVE + RESERVE_S
+        self._end_s = self._began + longest
+        low, high = _duration(least), _duration(longest)
+        span = high if low == high else f"{low} to {high}"
+        say(f"Takes {span}: one measurement takes {taken[0]:.1f} s, and how many there are depends on what is faster.")
+
+    def _least_and_longest(self, most: int) -> tuple[float, float]:
+        """Return how long the search takes if nothing is better than the defaults, and if the slowest to start is."""
+        confirmed = 2 * self._confirm_rounds
+        by_defaults = sum(self._stage_s(dimension, {}) for dimension in self._found)
+        slowest: Settings = {}
+        longest = 0.0
+        for dimension in self._found:
+            longest += self._stage_s(dimension, slowest)
+            if dimension.name == "num_workers":
+                slowest = {"num_workers": most}
+        longest += self._confirm_rounds * (self._measurement_s({}) + self._measurement_s(slowest))
+        least = by_defaults
+        if any(dimension.name == "backend" and "native" in dimension.values for dimension in self._found):
+            natively = sum(self._stage_s(d, {}) for d in self._found if d.natively or d.name == "backend")
+            least = min(least, natively + (confirmed + 2 * self._args.rounds) * self._a_measurement_s)
+        return least, max(least, longest)
+
+    def _stage_s(self, dimension: Dimension, best: Settings) -> float:
+        """Return how long it is expected to take to try a setting."""
+        tried = [best, *({**best, dimension.name: value} for value in dimension.values[1:])]
+        rounds: int = self._args.rounds
+        return rounds * sum(map(self._measurement_s, tried))
+
+    def _measurement_s(self, settings: Settings) -> float:
+        """Return how long one measurement is expected to take."""
+        more: int = settings.get("num_workers", self._workers) - self._workers
+        return self._a_measurement_s + self._a_worker_s * more
+
+    def run(self) -> Settings:
+        """Search; returns the best settings, without defaults. A setting that there is no time for is not tried."""
         best: Settings = {}
-        for dimension in found:
+        late = []
+        expected = 0.0
+        for dimension in self._found:
             if best.get("backend") == "native" and not dimension.natively:
                 continue  # it concerns workers
+            stage = self._stage_s(dimension, best)
+            now = time.perf_counter()
+            slowness = max(1.0, (now - self._began) / expected) if expected else 1.0
+            confirm = self._confirm_rounds * (self._measurement_s({}) + self._measurement_s(best))
+            if now + slowness * (stage + confirm) > self._end_s:
+                late.append(dimension.name)
+                continue
             base = dimension.values[0]
             candidates = {_shown(base): best} | {_shown(v): {**best, dimension.name: v} for v in dimension.values[1:]}
             ratios = self._stage(dimension.name, candidates, self._args.rounds)
+            expected += stage
             better = {label: statistics.median(r) for label, r in ratios.items() if verdict(r) == "better"}
             if better:
                 best = candidates[max(better, key=better.__getitem__)]
+        if late:
+            say(f"\nNot tried, since the time is up: {', '.join(late)} (--only tries them alone).", "yellow")
         return best
 
     def confirm(self, best: Settings) -> Settings:
@@ -221,21 +297,20 @@ class _Search:
             The best settings if they are better again, else the defaults.
         """
         if not best:
-            print("\nNothing was faster than the defaults, beyond the noise:")
+            say("\nNothing was faster than the defaults, beyond the noise:")
             return {}
         label = _describe(best)
-        count = max(CONFIRM_ROUNDS, self._args.rounds)
-        ratios = self._stage("once more", {"defaults": {}, label: best}, count).get(label)
+        ratios = self._stage("once more", {"defaults": {}, label: best}, self._confirm_rounds).get(label)
         if ratios is None:
-            print("\nThe best settings could not be measured again; the defaults:")
+            say("\nThe best settings could not be measured again; the defaults:")
             return {}
         result = (
             f"{statistics.median(ratios):.2f} times the defaults ({min(ratios):.2f} to {max(ratios):.2f} in rounds)"
         )
         if verdict(ratios) == "better":
-            print(f"\nBest: {result}:")
+            say(f"\nBest: {result}:", "bold green")
             return best
-        print(f"\nAfter all the difference is noise: {result}. The defaults are as good:")
+        say(f"\nAfter all the difference is noise: {result}. The defaults are as good:")
         return {}
 
     def compare_blocking(self, best: Settings) -> None:
@@ -245,14 +320,15 @@ class _Search:
         try:
             ratios = self._stage("blocking code", candidates, self._args.rounds, blocking=("aioenv.sync",))
         except _BaselineFailed as exc:
-            print(f"\nBlocking code could not be compared: {exc}")
+            say(f"\nBlocking code could not be compared: {exc}")
             return
         if ratio := ratios.get("aioenv.sync"):
             said = {"better": "faster", "worse": "slower", "noise": "as fast"}[verdict(ratio)]
             line = paste(self._args.env, self._args.num_envs, settings)[-1].replace(
                 "aioenv.make_vec", "aioenv.sync.make_vec"
             )
-            print(f"\nBlocking code is {said} ({statistics.median(ratio):.2f} times):\n\n    {line}")
+            say(f"\nBlocking code is {said} ({statistics.median(ratio):.2f} times):\n")
+            say(f"    {line}", "bold", wrap=False)
 
     def _stage(
         self, title: str, candidates: dict[str, Settings], count: int, *, blocking: Collection[str] = ()
@@ -275,12 +351,11 @@ class _Search:
         entries = {label: (names[label], self._workload(settings)) for label, settings in candidates.items()}
         outcomes: dict[str, Outcome] = {}
         try:
-            contenders.play_rounds(entries, count, _progress(title), outcomes=outcomes)
+            with progress(count * len(entries)) as show:
+                contenders.play_rounds(entries, count, _progress(title, show), outcomes=outcomes)
         except BaseException:  # Ctrl-C: keep the measurements so far
             self._keep(title, candidates, outcomes, {})
             raise
-        finally:
-            show_progress("")
         rates = {
             label: [r["env_steps"] / r["seconds"] for r in o.rounds] for label, o in outcomes.items() if not o.problem
         }
@@ -323,21 +398,26 @@ class _Search:
         return Workload(self._args.env, self._args.num_envs, self._args.seconds, keywords=keywords, **plain)
 
 
-def _progress(title: str) -> Callable[[str], None]:
-    return lambda text: show_progress(f"{title} {text}")
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} minutes"
+
+
+def _progress(title: str, show: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda text: show(f"{title}: {text.partition(', ')[2]}")
 
 
 def _print_stage(
     title: str, outcomes: dict[str, Outcome], rates: dict[str, list[float]], ratios: dict[str, list[float]]
 ) -> None:
-    print(f"\n{title:<28}{'env-steps/s':>12}{'[min - max]':>25}{'ratio':>8}{'[min - max]':>16}")
+    rows = []
+    for label, outcome in outcomes.items():
+        if not outcome.problem:
+            own, r = rates[label], ratios.get(label)
+            compared = (f"{statistics.median(r):.2f}", f"{min(r):.2f}-{max(r):.2f}", verdict(r)) if r else ("", "", "")
+            spread = f"{short_number(min(own))}-{short_number(max(own))}"
+            rows.append((label, f"{statistics.median(own):,.0f}", spread, *compared))
+    say()
+    show_table((title, "env-steps/s", "min-max", "ratio", "min-max", ""), rows)
     for label, outcome in outcomes.items():
         if outcome.problem:
-            print(f"  {label:<26}{outcome.problem}")
-            continue
-        own = rates[label]
-        line = f"  {label:<26}{statistics.median(own):>12,.0f}{f'[{min(own):,.0f} - {max(own):,.0f}]':>25}"
-        if label in ratios:
-            r = ratios[label]
-            line += f"{statistics.median(r):>8.2f}{f'[{min(r):.2f} - {max(r):.2f}]':>16}  {verdict(r)}"
-        print(line, flush=True)
+            say(f"{label}: {outcome.problem}", "dim")

@@ -18,14 +18,24 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.core.images import colours
 from aioenv.errors import RenderError, describe_exit
-from aioenv.loops.evaluate import no_bar, progress_bar
+from aioenv.loops.evaluate import progress_bar
 from aioenv.make import make_vec
 from aioenv.rendering.config import RenderConfig
-from aioenv.rendering.images import tile
+from aioenv.rendering.images import side_by_side, tile
 from aioenv.rollout.rollout import Policy, is_pair_space, split_answer, takes_slots
 from aioenv.vector_env import AsyncVectorEnv
 
-__all__ = ["LEAST_FPS", "MOST_FPS", "Recording", "TiledVideo", "check_name", "fps_of", "is_fps", "record"]
+__all__ = [
+    "LEAST_FPS",
+    "MOST_FPS",
+    "Recording",
+    "TiledVideo",
+    "check_name",
+    "draw_labels",
+    "fps_of",
+    "is_fps",
+    "record",
+]
 
 
 ImageArray = npt.NDArray[np.uint8]
@@ -93,20 +103,24 @@ class TiledVideo:
         self._lock = threading.Lock()  # a cancelled `write` goes on, on its thread
         self._closed = False
 
-    async def write(self, batches: Sequence[ImageArray]) -> None:
+    async def write(self, batches: Sequence[ImageArray], labels: Sequence[str] = ()) -> None:
         """Append one picture for each batch of images; another thread tiles and writes them.
+
+        Args:
+            batches: batches of images.
+            labels: a text for each image of a batch, drawn at its top; empty for none.
 
         Raises:
             RenderError: if images are not uint8 with three channels, or not of the size of those before.
             OSError: if ffmpeg has failed; the message is ffmpeg's.
         """
-        await asyncio.to_thread(self._write, batches)
+        await asyncio.to_thread(self._write, batches, labels)
 
-    def _write(self, batches: Sequence[ImageArray]) -> None:
+    def _write(self, batches: Sequence[ImageArray], labels: Sequence[str]) -> None:
         with self._lock:
             for images in batches:
                 if not self._closed:
-                    self._append(tile(images, self._grid))
+                    self._append(tile(draw_labels(images, labels) if labels else images, self._grid))
 
     def _append(self, picture: ImageArray) -> None:
         if picture.dtype != np.uint8 or picture.shape[2] != 3:
@@ -170,6 +184,30 @@ class TiledVideo:
             raise OSError(f"{self.path} could not be written: {why}")
 
 
+def draw_labels(images: ImageArray, labels: Sequence[str]) -> ImageArray:
+    """Return images with a text at the top of each, white with a black outline.
+
+    Args:
+        images: of shape `(n, height, width, 3)`; or `(n, C, height, width, 3)`, whose C images get one text.
+        labels: n texts.
+    """
+    # needed here alone, and installed with imageio
+    from PIL import Image, ImageDraw, ImageFont
+
+    images = side_by_side(images) if images.ndim == 5 else images
+    if images.dtype != np.uint8 or images.shape[3] != 3:
+        return images  # which the video refuses
+    size = max(10, images.shape[1] // 18)
+    font = ImageFont.load_default(size)
+    labelled = []
+    for image, text in zip(images, labels, strict=True):
+        picture = Image.fromarray(image)
+        place = (size // 2, size // 3)
+        ImageDraw.Draw(picture).text(place, text, "white", font, stroke_width=max(1, size // 12), stroke_fill="black")
+        labelled.append(np.asarray(picture))
+    return np.stack(labelled)
+
+
 class Recording(NamedTuple):
     """The result of a recording.
 
@@ -195,7 +233,8 @@ async def record(
     render: RenderConfig | None = None,
     fps: float | None = None,
     seed: int | None = 0,
-    progress: bool = False,
+    labels: bool = False,
+    progress: bool | Callable[[int], object] = False,
     **kwargs: Any,
 ) -> Recording:
     """Step envs and write a video of all of them, a picture a step. Each is drawn while the next step runs.
@@ -218,7 +257,8 @@ async def record(
         render: how to draw the envs that are made; None for 160x120, "fast".
         fps: pictures a second; None for those in the env's metadata, else 20.
         seed: the seed of the reset and of the random actions.
-        progress: whether to show a progress bar.
+        labels: whether to draw the slot and the return of the episode so far into each image.
+        progress: True shows a bar, if `tqdm` is installed; a function is called with the number of steps after each.
         **kwargs: more arguments of `make_vec`.
 
     Raises:
@@ -243,7 +283,7 @@ async def record(
     if isinstance(env, AsyncVectorEnv):
         if strange := [*["render"][: render is not None], *kwargs]:
             raise TypeError(f"record: {', '.join(strange)}: for envs that are made here; env is a vector env already")
-        return await _record(await env, video, steps, policy, fps, seed, progress)
+        return await _record(await env, video, steps, policy, fps, seed, labels, progress)
     if isinstance(env, VectorEnv):
         raise TypeError(
             f"record: expected a vector env of the async API, or what make_vec takes, got {env!r}; for one of "
@@ -251,7 +291,7 @@ async def record(
         )
     render = render or RenderConfig(160, 120, quality="fast")
     async with make_vec(env, num_envs, render=render, **kwargs) as envs:
-        return await _record(envs, video, steps, policy, fps, seed, progress)
+        return await _record(envs, video, steps, policy, fps, seed, labels, progress)
 
 
 async def _record(
@@ -261,7 +301,8 @@ async def _record(
     policy: Policy | None,
     fps: float | None,
     seed: int | None,
-    progress: bool,
+    labels: bool,
+    progress: bool | Callable[[int], object],
 ) -> Recording:
     video.fps = fps_of(envs.metadata) if fps is None else float(fps)
     envs.action_space.seed(seed)
@@ -274,30 +315,42 @@ async def _record(
         answer = policy(obs, **given)
         return split_answer(await answer if inspect.isawaitable(answer) else answer, pairs)[0]
 
-    bar = progress_bar(steps) if progress else no_bar()
+    bar = progress_bar(steps) if progress and not callable(progress) else None
     # envs that draw themselves can't be asked for images while they are stepped
     beside = envs.draws_beside
     step: asyncio.Future[Any] | None = None
     episodes = pictures = 0
+    returns, ended = np.zeros(envs.num_envs), np.zeros(envs.num_envs, bool)
+
+    def texts() -> list[str]:
+        return [f"slot {slot}  return {total:.1f}" for slot, total in enumerate(returns)] if labels else []
+
     try:
         obs, _ = await envs.reset(seed=seed)
-        for _ in range(steps):
+        for number in range(1, steps + 1):
             actions = await choose(obs)
             if beside:
                 drawn = asyncio.ensure_future(envs.render())  # of the current states, even if the next ones come first
                 step = asyncio.ensure_future(envs.step(actions))
-                await video.write([colours(await drawn)])
+                await video.write([colours(await drawn)], texts())
                 result = await step
             else:
-                await video.write([colours(await envs.render())])
+                await video.write([colours(await envs.render())], texts())
                 result = await envs.step(actions)
             pictures += 1
+            returns[ended] = 0.0  # their episodes have begun with this step, or with the reset before it
+            returns += result.reward
             obs, ended = result.obs, result.terminated | result.truncated
             episodes += int(ended.sum())
             if envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
                 obs, _ = await envs.reset(options={"reset_mask": ended})
-            bar.update(1)
-        await video.write([colours(await envs.render())])
+            if envs.autoreset_mode is not AutoresetMode.NEXT_STEP:
+                returns[ended] = 0.0  # the image is that of the next episode
+            if bar is not None:
+                bar.update(1)
+            elif callable(progress):
+                progress(number)
+        await video.write([colours(await envs.render())], texts())
         pictures += 1
     finally:
         try:
@@ -305,6 +358,7 @@ async def _record(
                 step.cancel()
                 await asyncio.gather(step, return_exceptions=True)  # its error is logged nowhere else
         finally:  # also if this is cancelled a second time
-            bar.close()
+            if bar is not None:
+                bar.close()
             await video.close()
     return Recording(video.path, pictures, episodes)

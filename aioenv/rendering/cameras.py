@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import mujoco
 import numpy as np
 
+from aioenv.rendering.config import TRACKING
 from aioenv.state.render_source import CameraView
 
 __all__ = ["Camera", "Option", "ResolvedCamera", "View", "describe_option", "find_camera", "make_option", "source_view"]
@@ -77,9 +78,14 @@ def _check_own(model: mujoco.MjModel, camera: mujoco.MjvCamera) -> None:
 def source_view(model: mujoco.MjModel, view: CameraView, asked: str | int | None) -> View:
     """Return the view of a vector env's slot: of the camera asked for, or for None of the env's own.
 
+    For `TRACKING` it is the model's camera of that name, else its first camera that moves with a body, else the env's
+    own view.
+
     Raises:
         ValueError: as `find_camera`; or if the model does not have the env's own camera.
     """
+    if asked == TRACKING and mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, TRACKING) == -1:
+        asked = next((i for i in range(model.ncam) if model.cam_mode[i] in _FOLLOWS), None)
     if asked is not None:
         return find_camera(model, asked)
     if view.fixed >= model.ncam:  # or MuJoCo would refuse it at the first image
@@ -103,6 +109,7 @@ class ResolvedCamera:
 
 
 _TRACKING = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
+_FOLLOWS = {int(mujoco.mjtCamLight.mjCAMLIGHT_TRACK), int(mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM)}
 
 
 def _make_camera(view: View) -> mujoco.MjvCamera:

@@ -27,6 +27,7 @@ __all__ = [
     "EXACT",
     "FAST",
     "MAX_SIDE",
+    "TRACKING",
     "CameraChoice",
     "Quality",
     "RenderConfig",
@@ -37,6 +38,7 @@ __all__ = [
     "parse_quality",
 ]
 
+TRACKING = "tracking"  # the camera that moves with a body
 
 # Switches that are ints: name, minimum and maximum.
 _NUMBERS = (
@@ -203,8 +205,9 @@ class RenderConfig:
     Args:
         width: of an image, in pixels.
         height: of an image, in pixels.
-        camera: a camera of the model by name or number, -1 for the free camera; None for the env's own view. A list of
-            C of them adds an axis of C before that of the height.
+        camera: a camera of the model by name or number, -1 for the free camera; None for the env's own view;
+            "tracking" for the first camera of the model that moves with a body, or without one the env's own view. A
+            list of C of them adds an axis of C before that of the height.
         quality: "exact" gives the pixels of `mujoco.Renderer`. "fast" leaves out shadows, reflections and
             multisampling, which cost software OpenGL up to 50 times the rest of the image, and cuts straight sides into
             fewer rings. "coarse" also draws round shapes with half as many sides and rings, which takes a third less
@@ -284,7 +287,7 @@ class RenderConfig:
     @property
     def by_camera(self) -> bool:
         """Whether only cameras of the model are asked for, not the env's own view."""
-        return None not in self.cameras
+        return None not in self.cameras and TRACKING not in self.cameras
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -310,7 +313,7 @@ class RenderConfig:
     def refused_by_envs(self) -> str:
         """The arguments that envs that draw themselves can't follow, for errors; empty if there are none."""
         wants = [f"{name}=True" for name in ("depth", "segmentation") if getattr(self, name)]
-        if self.camera is not None:
+        if self.camera not in (None, TRACKING):
             wants.append(f"camera={self.camera!r}")
         return ", ".join(wants)
 

@@ -95,7 +95,8 @@ def record(
     render: RenderConfig | None = None,
     fps: float | None = None,
     seed: int | None = 0,
-    progress: bool = False,
+    labels: bool = False,
+    progress: bool | Callable[[int], object] = False,
     **kwargs: Any,
 ) -> Recording:
     """Step envs and write a video of them (see `aioenv.record`); the policy runs on the loop's thread.
@@ -103,7 +104,7 @@ def record(
     Args:
         env: what `aioenv.sync.make_vec` takes, or a `VectorEnv` of it.
         out: the mp4 file.
-        steps, policy, num_envs, grid, render, fps, seed, progress: as for `aioenv.record`.
+        steps, policy, num_envs, grid, render, fps, seed, labels, progress: as for `aioenv.record`.
         **kwargs: more arguments of `aioenv.make_vec`.
 
     Raises:
@@ -130,6 +131,7 @@ def record(
             render=render,
             fps=fps,
             seed=seed,
+            labels=labels,
             progress=progress,
             **kwargs,
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -183,3 +185,33 @@ def test_what_tune_measured_before_ctrl_c_is_written(tmp_path, monkeypatch, capf
     assert content["best"] is None
     assert [len(candidate["rounds"]) for candidate in content["stages"][1]["candidates"]] == [3, 3]
     assert len(content["stages"][0]["candidates"][1]["ratios"]) == 3
+
+
+def seconds(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * (1 if unit == "s" else 60)
+
+
+@pytest.mark.parametrize("slowness", [0.9, 1.0, 4.0])
+@pytest.mark.parametrize("env", ["noop", "CartPole-v1"])  # whose vectorised version is better
+def test_tune_takes_as_long_as_it_says_before_it_starts(env, slowness, monkeypatch, capfd):
+    """Measurements take 2 s and 0.05 s a worker; later all are slower by a factor, and then less is tried."""
+    clock, calls = 0.0, 0
+
+    def happens(label, keywords):
+        nonlocal clock, calls
+        calls += 1
+        workers = keywords.get("num_workers", 2) if "backend" not in keywords else 0
+        rounds = 1 if calls <= 2 else 3
+        clock += rounds * (2 + 0.05 * workers) * (1 if calls <= 2 else slowness)
+
+    playing(monkeypatch, happens)
+    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: clock))
+    monkeypatch.setattr(tune, "CONFIRM_ROUNDS", 3)
+    assert main(["tune", env]) == 0
+    told = capfd.readouterr().out
+    least, longest = re.findall(r"([\d.]+ (?:s|minutes))", re.search(r"Takes (.*?):", told)[1].replace(" to ", ", "))
+    assert 0.85 * seconds(least) <= clock <= 1.05 * seconds(longest) + 5
+    assert slowness > 1 or "Not tried" not in told
+    if env == "noop" and slowness > 1:
+        assert "Not tried, since the time is up: " in told

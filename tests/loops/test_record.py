@@ -12,14 +12,17 @@ import threading
 import time
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 
 import aioenv
 from aioenv.cli import main
-from aioenv.loops.record import TiledVideo, fps_of
+from aioenv.loops.record import TiledVideo, draw_labels, fps_of
+from aioenv.rendering.cameras import source_view
 from aioenv.rendering.images import parse_grid, tile
 from aioenv.requirements import has_batch
+from aioenv.state.render_source import CameraView
 from tests.kits.mocap_kit import MocapEnv
 from tests.kits.process_kit import environment
 from tests.kits.video_kit import pictures
@@ -254,7 +257,7 @@ async def test_a_step_that_fails_beside_the_video_is_not_complained_of_once_more
         failed.set()
         raise RuntimeError("no step")
 
-    async def write(self, batches):
+    async def write(self, batches, labels=()):
         await failed.wait()
         raise OSError("no room")
 
@@ -281,3 +284,61 @@ async def test_pictures_that_are_no_colours_or_change_their_size_are_refused(tmp
     with pytest.raises(aioenv.RenderError, match=r"of one size: expected \(4, 4, 3\), got \(4, 8, 3\)"):
         await video.write([np.zeros((1, 4, 8, 3), np.uint8)])
     await video.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+async def test_labels_are_the_slot_and_the_return_of_the_episode_that_is_shown(mode, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("aioenv.loops.record.draw_labels", lambda images, texts: told.append(texts) or images)
+    kwargs = {"render_mode": "rgb_array", "autoreset_mode": mode, "max_episode_steps": 2, "num_workers": 1}
+    counted = []
+    async with aioenv.make_vec("CartPole-v1", 2, **kwargs) as envs:
+        done = await aioenv.record(envs, tmp_path / "x.mp4", steps=4, labels=True, progress=counted.append)
+    returns = {"NextStep": [0, 1, 2, 0, 1], "SameStep": [0, 1, 0, 1, 0], "Disabled": [0, 1, 0, 1, 0]}[mode]
+    assert told == [[f"slot {slot}  return {total:.1f}" for slot in range(2)] for total in returns]
+    assert done.pictures == 5 and counted == [1, 2, 3, 4]
+
+
+def test_labels_are_drawn_at_the_top_of_each_image():
+    images = np.full((2, 90, 160, 3), 128, np.uint8)
+    drawn = draw_labels(images, ["slot 0  return 1.0", "slot 1  return 1.0"])
+    assert drawn.shape == images.shape and drawn.dtype == np.uint8 and (images == 128).all()
+    for image in drawn:
+        assert image.max() > 240 and image.min() < 16 and (image[24:] == 128).all()
+    assert (drawn[0] != drawn[1]).any()
+    assert draw_labels(np.zeros((1, 2, 30, 40, 3), np.uint8), ["x"]).shape == (1, 30, 80, 3)
+
+
+FIXED = '<camera name="still" pos="0 -3 1" xyaxes="1 0 0 0 0 1"/>'
+FOLLOWS = '<camera name="behind" mode="trackcom" pos="0 -3 1" xyaxes="1 0 0 0 0 1"/>'
+
+
+@pytest.mark.parametrize(("cameras", "expected"), [(FIXED, -1), (FOLLOWS, 0), (FIXED + FOLLOWS, 1)])
+def test_the_camera_that_moves_with_a_body_is_found(cameras, expected):
+    model = mujoco.MjModel.from_xml_string(
+        f"<mujoco><worldbody><body><freejoint/><geom size='1'/>{cameras}</body></worldbody></mujoco>"
+    )
+    view = dict(source_view(model, CameraView(-1, (("distance", 3.0),)), "tracking"))
+    assert view["fixedcamid"] == expected
+    config = aioenv.RenderConfig(camera="tracking")
+    assert not config.by_camera and not config.refused_by_envs  # the env's own view is as good
+
+
+def test_the_command_makes_720p_with_labels_and_a_camera_that_follows(tmp_path, capfd, monkeypatch):
+    asked = {}
+
+    async def spy(env, out, **kwargs):
+        asked.update(kwargs)
+        return aioenv.loops.record.Recording(out, 1, 0)
+
+    monkeypatch.setattr("aioenv.cli.record.record", spy)
+    for options, size, camera, labels in (
+        ([], (640, 360), "tracking", True),
+        (["--grid", "3x3"], (426, 240), "tracking", True),
+        (["--grid", "1x1", "--camera", "-1", "--no-labels"], (1280, 720), -1, False),
+        (["--size", "32x24", "--camera", "track"], (32, 24), "track", True),
+    ):
+        assert main(["record", "HalfCheetah-v5", "--out", str(tmp_path / "x.mp4"), *options]) == 0
+        render = asked["render"]
+        assert ((render.width, render.height), render.camera, asked["labels"]) == (size, camera, labels)
