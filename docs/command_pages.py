@@ -13,7 +13,7 @@ from docutils.parsers.rst import Directive
 __all__ = ["setup"]
 
 
-class Command(Directive):
+class Command(Directive):  # type: ignore[misc]
     """Show the help of a command; without an argument, that of `aioenv` itself."""
 
     optional_arguments = 1

@@ -9,6 +9,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import gallery  # noqa: E402
+
 project = "aioenv"
 author = "The aioenv authors"
 copyright = author
@@ -22,10 +24,12 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_gallery.gen_gallery",
     "command_pages",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["**/__pycache__"]
+exclude_patterns = ["**/__pycache__", "examples/*.ipynb", "examples/*.py"]
+default_role = "code"
 suppress_warnings = ["config.cache"]
 nitpicky = False
 
@@ -41,6 +45,23 @@ nb_merge_streams = True
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+# ------------------------------------------------------------ the gallery
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "examples",
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "reset_argv": gallery.arguments,
+    "image_scrapers": (gallery.pictures,),
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "plot_gallery": "True",
+    "show_memory": False,
+    "show_signature": False,
+    "write_computation_times": False,
+}
 
 # ------------------------------------------------------------ the reference
 

@@ -1,6 +1,12 @@
-"""The plainest loop: reset, then step a random policy, on the event loop.
+"""
+An async loop
+=============
 
-python examples/async_loop.py --steps 1000
+Reset, then step a random policy, on the event loop.
+
+::
+
+    python examples/async_loop.py --steps 1000
 """
 
 import argparse
@@ -24,7 +30,7 @@ async def main(steps: int, num_envs: int) -> None:
 
 
 if __name__ == "__main__":  # for argparse only: workers need no such guard
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--num-envs", type=int, default=16)
     args = parser.parse_args()

@@ -1,6 +1,12 @@
-"""The same for code without `await`: a gymnasium.vector.VectorEnv, with Gymnasium's wrappers around it.
+"""
+A blocking loop
+===============
 
-python examples/blocking_loop.py --steps 1000
+The same for code without `await`: a `gymnasium.vector.VectorEnv`, with Gymnasium's wrappers around it.
+
+::
+
+    python examples/blocking_loop.py --steps 1000
 """
 
 import argparse
@@ -25,7 +31,7 @@ def main(steps: int, num_envs: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--num-envs", type=int, default=16)
     args = parser.parse_args()

@@ -1,4 +1,9 @@
-"""Statistics of episodes, an epoch at a time: as tables, and for TensorBoard if its library is there."""
+"""
+Statistics of episodes
+======================
+
+Returns and lengths, an epoch at a time: as tables, and for TensorBoard if its library is there.
+"""
 
 import argparse
 from collections.abc import Mapping
@@ -29,9 +34,9 @@ def writers(directory: str) -> list[TensorBoard]:
         return []
 
 
-async def main(epochs: int, steps: int) -> None:
+async def main(epochs: int, steps: int, logs: str) -> None:
     events = [aioenv.EpisodeEvent("x_position", episode="last", epoch=("mean", "max"), name="distance")]
-    stats = aioenv.EpisodeStats(events, prefix="train", writers=writers("runs"))
+    stats = aioenv.EpisodeStats(events, prefix="train", writers=writers(logs))
     async with aioenv.make_vec("Hopper-v5", num_envs=8, max_episode_steps=100, episode_stats=stats) as envs:
         envs.action_space.seed(0)
         await envs.reset(seed=0)
@@ -41,8 +46,9 @@ async def main(epochs: int, steps: int) -> None:
             print(stats.write())
 
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3, help="how many")
 parser.add_argument("--steps", type=int, default=500, help="of an epoch")
+parser.add_argument("--logs", default="runs", help="where TensorBoard looks")
 args = parser.parse_args()
-aioenv.run(main(args.epochs, args.steps))
+aioenv.run(main(args.epochs, args.steps, args.logs))

@@ -1,4 +1,10 @@
-"""Evaluate a policy: so many episodes, each exactly once, with the same results in any worker.
+"""
+An evaluation
+=============
+
+Run so many episodes, each exactly once, with the same results in any worker.
+
+::
 
     python examples/evaluate.py --episodes 101
 
@@ -35,7 +41,7 @@ async def main(episodes: int, num_envs: int, num_workers: int, kill: bool) -> No
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, default=101)
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-workers", type=int, default=2)

@@ -1,7 +1,13 @@
-"""Step slots as they get ready, without waiting for the slowest.
+"""
+The fastest slots first
+=======================
+
+Step slots as they get ready, without waiting for the slowest.
 
 Half of these envs take ten times as long a step as the others. In lock-step all would wait for them; here the
 fast ones go on.
+
+::
 
     python examples/event_driven.py --seconds 3
 """
@@ -47,6 +53,6 @@ async def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=3.0)
     aioenv.run(main(parser.parse_args().seconds))

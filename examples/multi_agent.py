@@ -1,6 +1,12 @@
-"""Several agents in each env: a PettingZoo-style ParallelEnv, stepped in worker processes.
+"""
+Several agents
+==============
 
-python examples/multi_agent.py --steps 100
+Step a PettingZoo-style `ParallelEnv` in worker processes: two hunters run after a hare.
+
+::
+
+    python examples/multi_agent.py --steps 100
 """
 
 import argparse
@@ -73,6 +79,6 @@ async def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     aioenv.run(main(parser.parse_args().steps))

@@ -1,6 +1,14 @@
-"""A task of one's own, stepped as one batch: a tray that tilts, and a ball that has to stay in its middle.
+"""
+A native task of your own
+=========================
 
-Run with `python examples/native_task.py`. The same task as a plain `gymnasium.envs.mujoco.MujocoEnv` gives the very
+Step one batch of a task of your own: a tray tilts, and a ball has to stay in its middle.
+
+::
+
+    python examples/native_task.py
+
+The same task as a plain `gymnasium.envs.mujoco.MujocoEnv` gives the very
 same numbers (`tests/examples/test_native_task.py`).
 """
 

@@ -1,6 +1,12 @@
-"""A training loop on pixels: images are the observations, and the policy of one group runs while the other is drawn.
+"""
+Images as observations
+======================
 
-python examples/pixels.py --rollouts 5
+Train on pixels: the policy of one group of slots runs while the other group is drawn.
+
+::
+
+    python examples/pixels.py --rollouts 5
 """
 
 import argparse
@@ -44,7 +50,7 @@ async def main(rollouts: int, num_envs: int, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--rollouts", type=int, default=5)
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--steps", type=int, default=32)

@@ -1,6 +1,12 @@
-"""PPO, whole and in numpy alone: rollouts, advantages, updates, and an evaluation at the end.
+"""
+PPO in numpy
+============
 
-python examples/ppo.py --updates 40
+A whole training run: rollouts, advantages, updates, and an evaluation at the end.
+
+::
+
+    python examples/ppo.py --updates 40
 """
 
 import argparse
@@ -120,7 +126,7 @@ async def main(updates: int, num_envs: int, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--steps", type=int, default=128)

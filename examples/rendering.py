@@ -1,6 +1,12 @@
-"""Images beside the steps: the next step runs while the last one's images are drawn.
+"""
+Images beside the steps
+=======================
 
-python examples/rendering.py --steps 200
+Draw the images of one step while the next step runs.
+
+::
+
+    python examples/rendering.py --steps 200
 """
 
 import argparse
@@ -26,7 +32,7 @@ async def main(steps: int, num_envs: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--num-envs", type=int, default=16)
     args = parser.parse_args()

@@ -1,4 +1,10 @@
-"""Collect rollouts: while the policy thinks about one half of the envs, the other half steps.
+"""
+Rollouts
+========
+
+Collect rollouts: while the policy computes for one half of the envs, the other half steps.
+
+::
 
     python examples/rollout.py --steps 128
 
@@ -43,7 +49,7 @@ async def main(steps: int, num_envs: int, groups: int, work: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--groups", type=int, default=2)

@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for folder in ("tutorials", "how-to", "explanation") for path in (DOCS / folder).rglob("*.md"))
+FRONT = [ROOT / "README.md", DOCS / "index.md"]
 _BLOCK = re.compile(
     r"^(?P<fence>`{3,}|:{3,})(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=fence)\s*$", re.MULTILINE | re.DOTALL
 )
@@ -47,6 +48,7 @@ def prose(text: str) -> str:
     """The text without front matter, code, tables, headings and directives."""
     text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
     text = re.sub(r"^```.*?^```\s*$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<picture>.*?</picture>", "", text, flags=re.DOTALL)
     text = re.sub(r"^(:{3,}.*|:[\w-]+:.*|#.*|\|.*)$", "\n", text, flags=re.MULTILINE)
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
 

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from aioenv.cli import main
-from tests.docs.pages import DOCS, PAGES, ROOT, blocks, name_of, needs, prose, python_blocks, sentences
+from tests.docs.pages import DOCS, FRONT, PAGES, ROOT, blocks, name_of, needs, prose, python_blocks, sentences
 
-TEXTS = {name_of(path): path.read_text(encoding="utf-8") for path in PAGES}
+TEXTS = {name_of(path): path.read_text(encoding="utf-8") for path in [*FRONT, *PAGES]}
 MAX_HOW_TO_WORDS = 600
 
 

@@ -29,7 +29,7 @@ def listed():
 
 
 def test_every_public_name_is_in_the_reference_once():
-    names = listed()
+    names = {module: names for module, names in listed().items() if not module.startswith("aioenv.adapters")}
     objects = [getattr(importlib.import_module(module), name) for module in names for name in names[module]]
     assert len(objects) == len({id(value) for value in objects})
     for module in MODULES:

@@ -1,0 +1,48 @@
+"""Settings of the gallery of examples: their arguments, and their pictures.
+
+The examples are run when the site is built. An example that draws itself has a picture in `_static/examples`, which
+`example_pictures.py` makes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+__all__ = ["arguments", "pictures"]
+
+HERE = Path(__file__).parent
+ARGUMENTS = {  # short runs
+    "async_loop": ["--steps", "500"],
+    "blocking_loop": ["--steps", "500"],
+    "episode_stats": ["--epochs", "2", "--logs", tempfile.gettempdir()],
+    "evaluate": ["--episodes", "51", "--kill"],
+    "event_driven": ["--seconds", "2"],
+    "native_task": ["--steps", "500"],
+    "pixels": ["--rollouts", "2"],
+    "ppo": ["--updates", "20"],
+    "rendering": ["--steps", "50"],
+    "timeline": ["--steps", "20", "--out", os.path.join(tempfile.gettempdir(), "run.json")],
+}
+
+
+def arguments(conf: dict[str, Any], example: dict[str, Any]) -> list[str]:
+    """Return the arguments of an example."""
+    return ARGUMENTS.get(Path(example["src_file"]).stem, [])
+
+
+def pictures(block: Any, block_vars: dict[str, Any], conf: dict[str, Any]) -> str:
+    """Return rST that shows the picture of an example above its output; the gallery shows it, too."""
+    from sphinx_gallery.scrapers import figure_rst
+
+    stem = Path(block_vars["src_file"]).stem
+    found = HERE / "_static" / "examples" / f"{stem}.png"
+    if block[0] != "code" or not found.exists():
+        return ""
+    path = next(block_vars["image_path_iterator"])
+    shutil.copy(found, path)
+    rst: str = figure_rst([path], conf["src_dir"])
+    return rst
