@@ -122,4 +122,4 @@ docs-browser: docs
 	$(BIN)/python -m tests.docs.browser $(ARGS)
 
 clean:
-	rm -rf $(VENV) build aioenv/speedups/*.so .venv-oldest .venv-ecosystem .oldest.txt .mypy_cache .pytest_cache .ruff_cache site
+	rm -rf $(VENV) build aioenv/speedups/*.so .venv-oldest .venv-ecosystem .oldest.txt .mypy_cache .pytest_cache .ruff_cache site docs/examples docs/reference/generated

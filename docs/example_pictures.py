@@ -134,17 +134,17 @@ def rollout(axes: Any) -> None:
 
 
 def envs_of(env: Any, **look: Any) -> npt.NDArray[np.uint8]:
-    """Return a picture of twelve envs after some random steps."""
-    config = aioenv.RenderConfig(width=200, height=150, **look)
+    """Return a picture of four envs after some random steps."""
+    config = aioenv.RenderConfig(width=400, height=280, **look)
 
     async def draw() -> npt.NDArray[np.uint8]:
-        async with aioenv.make_vec(env, 12, backend="native", render=config) as envs:
+        async with aioenv.make_vec(env, 4, backend="native", render=config) as envs:
             await envs.reset(seed=0)
             envs.action_space.seed(0)
             for _ in range(12):
                 await envs.step(envs.action_space.sample())
             images = await envs.render()
-            return np.concatenate([np.concatenate(list(row), axis=1) for row in images.reshape(3, 4, 150, 200, 3)])
+            return np.concatenate([np.concatenate(list(row), axis=1) for row in images.reshape(2, 2, 280, 400, 3)])
 
     return aioenv.run(draw())
 

@@ -6,6 +6,7 @@ The examples are run when the site is built. An example that draws itself has a 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 __all__ = ["arguments", "pictures"]
 
 HERE = Path(__file__).parent
+logging.getLogger("aioenv.workers").setLevel(logging.WARNING)  # the build logs more than a program does
 ARGUMENTS = {  # short runs
     "async_loop": ["--steps", "500"],
     "blocking_loop": ["--steps", "500"],
@@ -26,6 +28,20 @@ ARGUMENTS = {  # short runs
     "ppo": ["--updates", "20"],
     "rendering": ["--steps", "50"],
     "timeline": ["--steps", "20", "--out", os.path.join(tempfile.gettempdir(), "run.json")],
+}
+CAPTIONS = {
+    "async_loop": "Four of the envs.",
+    "blocking_loop": "The lengths of the episodes of a random policy.",
+    "episode_stats": "Four of the envs.",
+    "evaluate": "The returns of 101 episodes.",
+    "event_driven": "The steps of each slot.",
+    "multi_agent": "An episode: two hunters run after a hare, on a ring.",
+    "native_task": "Four of the slots.",
+    "pixels": "An observation, and what the policy makes of it.",
+    "ppo": "The mean return in 40 updates.",
+    "rendering": "Images of four envs.",
+    "rollout": "The rewards of a rollout. Rows of white are resets, and no samples.",
+    "timeline": "A part of the timeline.",
 }
 
 
@@ -44,5 +60,6 @@ def pictures(block: Any, block_vars: dict[str, Any], conf: dict[str, Any]) -> st
         return ""
     path = next(block_vars["image_path_iterator"])
     shutil.copy(found, path)
-    rst: str = figure_rst([path], conf["src_dir"])
-    return rst
+    caption = CAPTIONS[stem]
+    rst: str = figure_rst([path], conf["src_dir"], caption)
+    return f"{rst}\n\n*{caption}*\n\n"
