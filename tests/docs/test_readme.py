@@ -1,4 +1,4 @@
-"""The pages that one reads first: the snippets run, what they name exists, links lead somewhere."""
+"""README.md, CONTRIBUTING.md and CHANGELOG.md: the snippets run, what they name exists, links lead somewhere."""
 
 from __future__ import annotations
 
