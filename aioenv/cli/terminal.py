@@ -1,7 +1,8 @@
 """Print text, tables, progress and JSON.
 
-A terminal gets colours (unless NO_COLOR is set), tables that fit its width, and progress bars, by rich. A pipe or a
-file gets the same text in long lines. Without rich, which is imported only to print, everything is plain text.
+A terminal gets colours (unless NO_COLOR is set), tables that fit its width, and progress bars, by rich, which is
+imported only to print there. A pipe or a file gets the same as plain text in long lines, and so does a terminal without
+rich: `aioenv doctor` reports that.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 __all__ = [
     "STDOUT",
@@ -30,7 +31,6 @@ __all__ = [
 
 STDOUT = "-"  # the value of --json without a file
 
-_PIPE_WIDTH = 10_000
 _REFRESH_S = 0.1
 # The styles of table cells that begin with these words.
 _STYLES = {
@@ -45,20 +45,14 @@ _STYLES = {
 
 
 def _console(stream: TextIO) -> Any:
-    """Return rich's console of a stream; None without rich."""
+    """Return rich's console of a terminal; None for any other stream, and without rich."""
+    if not stream.isatty():
+        return None
     try:
         from rich.console import Console
     except Exception:  # a broken installation may raise anything
         return None
-    width = None if stream.isatty() else _PIPE_WIDTH
-    console = Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
-    console.on_broken_pipe = _raise_again  # type: ignore[method-assign]
-    return console
-
-
-def _raise_again() -> NoReturn:
-    """Pass on the BrokenPipeError that is handled; rich's own handler ends the process with status 1."""
-    raise
+    return Console(file=stream, markup=False, highlight=False, emoji=False)
 
 
 def say(text: str = "", style: str = "", *, indent: int = 0, wrap: bool = True) -> None:
@@ -102,6 +96,7 @@ def show_table(
         say(title, "bold")
     console = _console(sys.stdout)
     if console is None:
+        heads = [head.replace("\n", " ") for head in heads]
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         for row in ([heads] if any(heads) else []) + rows:
             cells = [
@@ -147,7 +142,7 @@ def progress(total: int) -> Iterator[Callable[..., None]]:
     Yields:
         A function `show(text, size=1)`, to be called when a part of this size begins; those before are done then.
     """
-    console = _console(sys.stderr) if sys.stderr.isatty() else None
+    console = _console(sys.stderr)
     if console is None:
         yield lambda text, size=1: None
         return
