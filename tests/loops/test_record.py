@@ -190,7 +190,7 @@ async def test_what_is_missing_is_said(tmp_path, monkeypatch):
         ):
             await aioenv.record(envs, tmp_path / "x.mp4", steps=1)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ImportError, match=r"pip install 'aioenv\[video\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]'"):
         await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1)
 
 
