@@ -85,9 +85,12 @@ soak: $(VENV)/.dev opengl-all
 ecosystem: $(VENV)/.base opengl-all
 	$(BIN)/python -m tests.ecosystem.run $(ARGS)
 
+# the pages whose code needs other libraries
+NEED_TORCH := $(patsubst %,'tests/docs/test_pages.py::test_the_code_of_a_page_runs[%]',$(shell grep -l '^needs:' docs/*/*.md))
 # the tests of the adapters, which `make test` skips where the other libraries are missing
 adapters: $(VENV)/.adapters opengl-all
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) tests/adapters tests/*/test_*first_hour.py $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) \
+		tests/adapters tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
 
 # a sample of the tests on another Python: make second-python PYTHON=python3.13 VENV=.venv-313
 second-python: $(VENV)/.dev opengl-all
