@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version as installed_version
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -69,6 +70,8 @@ autosummary_generate = True
 autosummary_imported_members = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
+# the adapter's page is built without Stable-Baselines3, and so without torch, too
+autodoc_mock_imports = [] if find_spec("stable_baselines3") else ["stable_baselines3"]
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 napoleon_google_docstring = True
