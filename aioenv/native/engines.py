@@ -22,9 +22,12 @@ from typing import Any, NoReturn, Protocol
 import mujoco
 import numpy as np
 import numpy.typing as npt
-from mujoco import batch
 
 from aioenv.requirements import require_batch
+
+require_batch()
+
+from mujoco import batch  # noqa: E402
 
 __all__ = ["CALLS_IN_PROGRESS", "BatchEngine", "Engine", "LoopEngine", "ThreadPool", "batch", "field_value"]
 
@@ -192,9 +195,6 @@ def _serve(jobs: SimpleQueue[_Job | None], woken: SimpleQueue[None]) -> None:
 
 
 # ruff: noqa: D102 (`Engine` says what the methods do)
-
-
-require_batch()
 
 
 Array = npt.NDArray[Any]
