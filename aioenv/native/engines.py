@@ -5,6 +5,8 @@ Both have the same methods, the same arrays, and one MjData per thread. The batc
 `ThreadPool` share the items of a job with the caller's own thread.
 """
 
+# ruff: noqa: D102 (`Engine` says what the methods do)
+
 from __future__ import annotations
 
 import atexit
@@ -192,9 +194,6 @@ def _serve(jobs: SimpleQueue[_Job | None], woken: SimpleQueue[None]) -> None:
         if job.is_awaited:
             woken.put(None)
         job = None
-
-
-# ruff: noqa: D102 (`Engine` says what the methods do)
 
 
 Array = npt.NDArray[Any]

@@ -4,7 +4,7 @@ It is also the guardian: when its parent is gone, for any reason, it kills the p
 ones too. It ends when its control socket does.
 
 The parent starts `python -c` (see `bootstrap` in `process/environment.py`). A fork server that only guards spawned
-workers imports almost nothing.
+workers preloads no module.
 """
 
 from __future__ import annotations
