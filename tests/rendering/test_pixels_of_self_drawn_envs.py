@@ -15,6 +15,9 @@ from gymnasium.envs.mujoco.mujoco_env import MujocoEnv
 import aioenv
 from aioenv import sync
 
+needs_record_video = pytest.mark.skipif(
+    not hasattr(gym.wrappers.vector, "RecordVideo"), reason="Gymnasium 1.2 has no RecordVideo of vector envs"
+)
 SMALL = {"render_mode": "rgb_array", "width": 32, "height": 24}
 
 
@@ -168,6 +171,7 @@ def recorded(envs, folder):
 ACTIONS = np.zeros((2, 6), np.float32)
 
 
+@needs_record_video
 @pytest.mark.parametrize(("camera", "workers"), [(None, None), (["track", None], None), (["track", None], 1)])
 def test_a_video_is_of_the_observations(tmp_path, camera, workers):
     def make():
@@ -186,6 +190,7 @@ def test_a_video_is_of_the_observations(tmp_path, camera, workers):
     assert list(tmp_path.glob("v/*.mp4"))
 
 
+@needs_record_video
 @pytest.mark.parametrize("more", [{"depth": True}, {"segmentation": True, "camera": ["track", None]}, {"camera": [0]}])
 def test_a_video_is_of_colours(tmp_path, more):
     """Whatever else is drawn: Gymnasium's wrappers take one picture a slot."""
