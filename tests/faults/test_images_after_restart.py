@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from tests.kits.balls import SIZE, Ball, Balls, Painted, Reference, paint
+from tests.kits.version_kit import needs_mujoco_batch
 
 WAYS = {"workers": Ball, "themselves": Painted, "native": Balls}
 CONFIG = aioenv.RenderConfig(**SIZE, camera="front", quality="fast", workers=1)
@@ -28,7 +29,7 @@ def made(way: str, mode: AutoresetMode, resume: bool):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
 @pytest.mark.parametrize("resume", [False, True], ids=["lose", "resume"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["workers", "themselves", pytest.param("native", marks=needs_mujoco_batch)])
 async def test_images_are_of_what_is_observed(way, resume, mode):
     """Also where other slots are reset, of which some had lost their episode: they show what they did."""
     reference, actions = Reference(way == "themselves"), np.full((3, 3), 0.5, np.float32) * [1, -1, 0]
