@@ -41,7 +41,11 @@ if camera is None:
         else:
             setattr(camera, key, value)
 sizes = model.geom_size.copy()
-if fast and (model.light_type == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL).all():  # planes in 32 x 32 patches
+if hasattr(model, "light_directional"):  # before MuJoCo 3.3.3
+    directional = model.light_directional.all()
+else:
+    directional = (model.light_type == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL).all()
+if fast and directional:  # planes in 32 x 32 patches
     for plane in np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE):
         model.geom_size[plane, 2] = max(model.geom_size[plane, 2], max(model.geom_size[plane, :2]) / 16)
 renderer = mujoco.Renderer(model, height, width)
