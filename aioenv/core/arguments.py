@@ -93,8 +93,18 @@ def check_num_workers(num_workers: int | None, num_envs: int) -> int:
     if num_workers is None:
         return min(num_envs, usable_cpus())
     if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
-        raise ValueError(f"num_workers: expected a positive int or None, got {num_workers!r}")
+        expected = "a positive int, 0 (the envs live in this process) or None"
+        raise ValueError(f"num_workers: expected {expected}, got {num_workers!r}")
     return min(int(num_workers), num_envs)
+
+
+def refuse_without_workers(**given: bool) -> None:
+    """Raise a ValueError if arguments were given that are about worker processes, of which there are none."""
+    if wrong := [name for name, is_given in given.items() if is_given]:
+        raise ValueError(
+            f"{', '.join(wrong)}: not with num_workers=0, which steps the envs in this process; use num_workers=1 or "
+            "more for envs in processes of their own, which can be killed, restarted, pinned and given variables"
+        )
 
 
 def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] | None]:

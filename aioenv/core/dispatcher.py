@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -33,6 +34,7 @@ from aioenv.process.supervisor import Worker
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import NO_RESULT, Columns
 from aioenv.spaces.layout import BATCH_INDEX_BYTES, COPIED
+from aioenv.worker.service import PartialStep
 from aioenv.worker.worker_end import SpinPoller
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Dispatcher:
         episodes: counts episodes; None if they are not counted.
         merger: merges the statistics that the envs share; None if they share none.
         spares_cpu: whether there are CPUs that no worker needs. A worker that has replied polls for its next request.
+        in_thread: whether the workers are threads of this process.
+        plain_thread: the only worker, if it is such a thread, and nothing but the caller needs its results.
         shared_actions: the numbers of the action leaves that lie in shared memory.
     """
 
@@ -93,7 +97,12 @@ class Dispatcher:
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
         self._poller = SpinPoller(_POLL_S)
-        self.spares_cpu = len(worker_pool.members) < usable_cpus()
+        only = worker_pool.members[0].worker if len(worker_pool.members) == 1 else None
+        # the only worker, if it is a thread of this process: its steps may run on the caller's thread
+        self._here = only if only is not None and only.thread_channel is not None else None
+        self.in_thread = all(member.worker.thread_channel is not None for member in worker_pool.members)
+        # the thread of a worker needs the interpreter's lock, not a poll
+        self.spares_cpu = self._here is None and len(worker_pool.members) < usable_cpus()
         shared_batches = worker_pool.shared_batches
         self.shared_actions = tuple(shared_batches[COPIED].actions) if shared_batches else ()
         self.history: SlotHistory | None = None
@@ -116,6 +125,8 @@ class Dispatcher:
             )
         # whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path
         self._fast = not (images or pixel_renderer or self.merger)
+        extras = self.episodes or self.history
+        self.plain_thread = self._here if self._fast and not extras and speedups.step_here is not None else None
         self._wakeups = self._make_wakeups()
         self._stale_wakeups = False  # whether a worker has ended since: the one in its place has another channel
         for member in worker_pool.members:
@@ -176,7 +187,7 @@ class Dispatcher:
             part.on_reply = partial(self._on_reply, request, part)
             if self._fast:
                 always = batch.copies or self.episodes is not None or self.history is not None
-                read = partial(self._process_reply if always else self._read_payload, request, part)
+                read = partial(self._process_reply if always else self.read_payload, request, part)
                 part.fast_reply = PendingReply(part.into[0], part.on_reply, FastReply(part, request, read, always))
         return request
 
@@ -195,6 +206,41 @@ class Dispatcher:
         )
 
     # ------------------------------------------------------------ sending
+
+    def off_this_thread(self, needed: bool) -> contextlib.AbstractContextManager[object]:
+        """Return a block in which no request runs on the caller's thread, if that is needed: it could not time out."""
+        if not needed or self._here is None or (channel := self._here.thread_channel) is None:
+            return contextlib.nullcontext()
+        return channel.all_on_thread()
+
+    def step_here(self, request: BatchRequest, actions: npt.NDArray[Any], rows: Sequence[int] | None) -> bool:
+        """Step on the caller's thread, if the only worker is in this process and its steps are short.
+
+        Args:
+            request: the batch request.
+            actions: one a row of it.
+            rows: the rows of the worker that are stepped; None: all.
+
+        Returns:
+            Whether the request was answered; otherwise nothing was done.
+        """
+        worker = self._here
+        if worker is None or worker.thread_channel is None or not self._fast:
+            return False
+        part = request.parts[0]
+        if rows is not None and not isinstance(rows, range):
+            return False
+        payload = worker.thread_channel.step(rows[0] if rows else 0, len(actions), actions, part.into[0])
+        if payload is None:
+            return False
+        if isinstance(payload, tuple):
+            self.finish_step(request, payload)
+            return True
+        if payload or (part.fast_reply is not None and part.fast_reply.fast_path.always):  # type: ignore[union-attr]
+            self._process_reply(request, part, memoryview(payload))
+        part.arrived = True
+        self._arrive(request, part)
+        return True
 
     def submit_steps(
         self, request: BatchRequest, views: list[memoryview], cuts: list[list[slice]], payloads: list[bytes]
@@ -222,6 +268,12 @@ class Dispatcher:
         self.enable_readers()
         for part, mine, payload in zip(parts[sent:], cuts[sent:], payloads[sent:], strict=True):
             self.submit(request, part, _step_of(part, views, mine, payload))
+
+    def finish_step(self, request: BatchRequest, started: tuple[Any, ...]) -> None:
+        """Finish a step that C has started on the caller's thread (see `ThreadChannel.step`)."""
+        part = request.parts[0]
+        on_reply = part.on_reply or partial(self._on_reply, request, part)
+        part.member.worker.finish_step(PartialStep.from_tuple(started), part.into[0], on_reply)
 
     def _with_shared_batch(
         self, request: BatchRequest, views: list[memoryview], cuts: list[list[slice]]
@@ -355,9 +407,10 @@ class Dispatcher:
         if request.batch.shared_batch == COPIED:
             request.batch.copy_out(part.start, part.slots)
         if len(payload):
-            self._read_payload(request, part, payload)
+            self.read_payload(request, part, payload)
 
-    def _read_payload(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
+    def read_payload(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
+        """Read the payload of a reply into its worker request; what can't be read becomes an error of its slots."""
         worker = part.member.worker
         try:
             try:

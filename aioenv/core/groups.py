@@ -121,12 +121,28 @@ class WorkerGroup:
             return self._submit(self._step_requests(arrays, objects, given), stepped=True, waiting=waiting)
         if not self._payloads:
             self._prepare_fast_path()
-        views = list(map(byte_view, arrays))
         request = self._acquire()
         try:
             scheduler.begin(request, self._index, stepped=True)
-            scheduler.dispatcher.submit_steps(request, views, self._cuts, self._payloads)
+            if len(arrays) != 1 or not scheduler.dispatcher.step_here(request, arrays[0], self._rows[0]):
+                views = list(map(byte_view, arrays))
+                scheduler.dispatcher.submit_steps(request, views, self._cuts, self._payloads)
             self._prepare_next()
+        except BaseException:
+            scheduler.roll_back(request)
+            raise
+        return request
+
+    def finish_step(self, started: tuple[Any, ...]) -> BatchRequest:
+        """Make a request of a step of all slots that C has started on this thread, and finish it.
+
+        Args:
+            started: of `ThreadChannel.step`.
+        """
+        scheduler, request = self._scheduler, self._acquire()
+        try:
+            scheduler.begin(request, self._index, stepped=True)
+            scheduler.dispatcher.finish_step(request, started)
         except BaseException:
             scheduler.roll_back(request)
             raise

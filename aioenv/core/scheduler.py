@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.core.dispatcher import Dispatcher
 from aioenv.core.groups import ActiveSlots, RememberedState, WorkerGroup, WorkerRolloutBackend
 from aioenv.core.images import PixelRenderer
+from aioenv.core.inline_steps import InlineSteps
 from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest, reset_payload
 from aioenv.core.results import Ready, ResetResult, StepResult, collect_ready
 from aioenv.core.service_calls import StatsMerger, call_workers
@@ -27,6 +28,7 @@ from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.core.worker_pool import WorkerPool
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout, warn_caller
 from aioenv.ipc.frames import Kind, new_tuple
+from aioenv.process.env_thread import YIELD_AFTER_S, yield_to_loop
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.rendering.step_images import StepImages
@@ -87,6 +89,8 @@ class RequestScheduler:
         needs_replies_only: whether a step needs nothing of the loop but the workers' replies.
         remembered: the state in which the last rollout left the slots.
         closing: whether the vector env was closed.
+        everyone: the group of all slots.
+        inline: steps all slots on the caller's thread; None if that is not possible.
     """
 
     def __init__(
@@ -139,7 +143,9 @@ class RequestScheduler:
             self.merger.timeouts = self.timeouts
         self.remembered = RememberedState()
         self._active_slots: ActiveSlots | None = None
-        self._everyone = WorkerGroup(self, np.arange(self.num_envs), whole=True)
+        self.everyone = WorkerGroup(self, np.arange(self.num_envs), whole=True)
+        here = self.dispatcher.plain_thread
+        self.inline = InlineSteps(self, here) if here is not None and InlineSteps.suit(self) else None
 
     @property
     def history(self) -> SlotHistory | None:
@@ -168,15 +174,31 @@ class RequestScheduler:
         """
         if self.table.paused is not None and not given:
             return await self._active().step(actions, timeout_s)
+        if self.inline is not None and timeout_s is None and not given:
+            if perf_counter() - self._last_turn > YIELD_AFTER_S:  # before the step: a result in hand could be lost
+                await yield_to_loop()
+                self._last_turn = perf_counter()
+                self.check_open()
+            if (stepped := self.step_inline(actions)) is not None:
+                if isinstance(stepped, StepResult):
+                    return stepped
+                return await self.outcome(stepped, self._step_result, timeout_s)
         request = await self.send_step(actions, given=given, timeout_s=timeout_s)
         return await self.outcome(request, self._step_result, timeout_s)
+
+    def step_inline(self, actions: Any) -> StepResult | BatchRequest | None:
+        """Step all slots on this thread, if that is possible at the moment (see `InlineSteps.step`)."""
+        if self.inline is None or self._abandoned or self.closing or self.table.paused is not None:
+            return None
+        return self.inline.step(actions)
 
     async def send_step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> BatchRequest:
         """Drain abandoned requests, then send a step; otherwise as `submit_step`."""
         arrays, objects = ([], []) if given else self.actions.take_apart(actions, self.num_envs)
         if self._abandoned:
             await self.drain(timeout_s)
-        return self._everyone.step(arrays, objects, "step", given=actions if given else None)
+        with self.dispatcher.off_this_thread(timeout_s is not None):
+            return self.everyone.step(arrays, objects, "step", given=actions if given else None)
 
     def submit_step(self, actions: Any, *, given: bool = False) -> BatchRequest:
         """Send a step of all slots, if `can_submit_step`; `step_outcome` or `step_result` gives its result.
@@ -184,7 +206,7 @@ class RequestScheduler:
         Args, Raises: as `step`.
         """
         arrays, objects = ([], []) if given else self.actions.take_apart(actions, self.num_envs)
-        return self._everyone.step(arrays, objects, "step", given=actions if given else None)
+        return self.everyone.step(arrays, objects, "step", given=actions if given else None)
 
     @property
     def can_submit_step(self) -> bool:
@@ -214,7 +236,8 @@ class RequestScheduler:
             await self.drain(timeout_s)
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
         by_slot = {slot: seeds[slot] for slot in slots.tolist()}
-        request = self._everyone.reset(slots, by_slot, options, "reset", each=is_seed_list(seed))
+        with self.dispatcher.off_this_thread(timeout_s is not None):
+            request = self.everyone.reset(slots, by_slot, options, "reset", each=is_seed_list(seed))
         return await self.outcome(request, self._reset_result, timeout_s)
 
     def _active(self) -> ActiveSlots:
@@ -300,6 +323,9 @@ class RequestScheduler:
                     self._last_turn = perf_counter()
                     await asyncio.sleep(0)
                 self.dispatcher.poll(request)
+            elif not request.open and perf_counter() - self._last_turn > YIELD_AFTER_S:  # it ran on this thread
+                await yield_to_loop()
+                self._last_turn = perf_counter()
             if request.open:
                 await self.timeouts.wait_for(request, timeout_s)
                 self._last_turn = perf_counter()
@@ -351,7 +377,7 @@ class RequestScheduler:
         used = None if paused is None else np.flatnonzero(~paused[numbers])
         arrays, objects = self.actions.take_apart(actions, len(numbers), used)
         if slots is None and paused is None:
-            self._everyone.step(arrays, objects, "send", waiting=False)
+            self.everyone.step(arrays, objects, "send", waiting=False)
             return
         rows: Slots | None = None  # in which order the actions are sent; None: as they are
         if paused is not None:
@@ -382,6 +408,9 @@ class RequestScheduler:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
         if not self.outstanding:
             raise NoAsyncCallError("recv: nothing is in flight and nothing is ready; send() or send_reset() first")
+        if self.dispatcher.in_thread and perf_counter() - self._last_turn > YIELD_AFTER_S:
+            await yield_to_loop()  # results may be there already, each time
+            self._last_turn = perf_counter()
         if max_slots is not None:
             min_slots = min(min_slots, max_slots)
 
@@ -551,7 +580,7 @@ class RequestScheduler:
 
     def free(self) -> None:
         """Release the memory that the workers wrote into, once they are gone."""
-        self._everyone.close()
+        self.everyone.close()
         self.dispatcher.forget()
         self._abandoned.clear()
         self._ready.clear()

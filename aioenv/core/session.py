@@ -137,6 +137,13 @@ class WorkerSession:
             pixel_renderer=pixel_renderer,
         )
         self.backend.timeouts.pools = self.pools
+        if self._config.inline and self._timeout_s is None and not self._drawn_by_envs(draws_late):
+            self.worker_pool.allow_inline()
+
+    def _drawn_by_envs(self, draws_late: bool) -> bool:
+        """Return whether envs draw, which ties them to the thread on which they were made."""
+        own_pixels = self._pixels is not None and self._pixels.workers is None
+        return draws_late or own_pixels or any(mode is not None for mode in self.worker_pool.render_modes)
 
     @property
     def env_info(self) -> WorkerPool:
@@ -154,7 +161,7 @@ class WorkerSession:
         last: WorkerStartError | None = None
         backends = candidate_backends(_backend(self._config, pixels), parse_devices(pixels.devices))
         for backend in backends:
-            if self._config.debug:
+            if self._config.in_thread:
                 choose_backend_here(backend)
             self.worker_pool = WorkerPool(_on_backend(self._config, backend, pixels))
             try:

@@ -46,7 +46,7 @@ from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.worker.description import EnvDescription, EnvMetadata, MetadataService
 from aioenv.worker.env_service import EnvService
-from aioenv.worker.loop import run_in_thread
+from aioenv.worker.loop import serve_on_thread
 from aioenv.worker.specs import capture_registry, restore_values
 from aioenv.worker.vector_service import VectorService
 from aioenv.worker.worker_end import MAX_POLL_S
@@ -214,7 +214,8 @@ class WorkerPoolConfig(NamedTuple):
     transport: str = "auto"
     num_shared_batches: int = 2  # for arrays in shared memory
     ignored: tuple[str, ...] = ()  # names of signals
-    debug: bool = False  # workers are threads of this process
+    in_thread: bool = False  # workers are threads of this process
+    inline: bool = False  # and their short steps run on the caller's thread
     stats: Sequence[SharedRunningStats] = ()  # the statistics that the factories refer to
     episodes: EpisodeStats | None = None  # counts episodes
     seeds: npt.NDArray[np.int64] | None = None  # the seeds of a seed plan
@@ -338,7 +339,7 @@ class WorkerPool:
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
                 cpu_share=cpu_share,
                 ignored_signals=config.ignored,
-                thread_target=run_in_thread if config.debug else None,
+                thread_server=serve_on_thread if config.in_thread else None,
             )
             self.members.append(WorkerSlots(worker, start, stop, SchemaTable(same)))
 
@@ -411,6 +412,12 @@ class WorkerPool:
             worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers
         )
         self.first_checkpoints = dict(zip(self.members, await _all_of(each), strict=True))
+
+    def allow_inline(self) -> None:
+        """Let short steps and resets of workers in this process run on the caller's thread."""
+        for member in self.members:
+            assert member.worker.thread_channel is not None
+            member.worker.thread_channel.allow_inline()
 
     async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
         """Configure one worker, and return the first checkpoints of its envs.

@@ -41,12 +41,12 @@ from aioenv.errors import (
     StepTimeout,
     WorkerStartError,
 )
-from aioenv.inprocess.env_thread import YIELD_AFTER_S, RunTimes, yield_to_loop
 from aioenv.inprocess.owned_env import END_S, SINGLE_ARRAY, OwnedEnv, ends_program
 from aioenv.inprocess.requests import InProcessRequest, InProcessRequests, gather_infos, owned
 from aioenv.ipc.messages import reason_of, traceback_of
 from aioenv.platform import HeldSignals
 from aioenv.process.async_resource import gather_internal
+from aioenv.process.env_thread import YIELD_AFTER_S, RunTimes, yield_to_loop
 from aioenv.rendering.pixels import PixelsRefused, PixelStates, replace_states
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import Columns, merge_infos

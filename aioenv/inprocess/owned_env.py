@@ -16,9 +16,9 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import StartTimeout, WorkerStartError
-from aioenv.inprocess.env_thread import INLINE_LIMIT_S, EnvThread, RunTimes
 from aioenv.inprocess.requests import LastResults, clear_other_slots, owned, owned_info
 from aioenv.ipc.messages import reason_of, traceback_of
+from aioenv.process.env_thread import INLINE_LIMIT_S, EnvThread, RunTimes
 from aioenv.rendering.step_images import ImageRequest
 from aioenv.spaces.layout import Layout
 from aioenv.worker.vector_access import check_numbers, reset_vector_env, step_result, steps_some, take_observations

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from aioenv.errors import SlotError, WireError
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind, new_tuple
@@ -20,7 +20,11 @@ from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.channel import Channel
 from aioenv.process.failures import OutputLog
 from aioenv.process.process import Process
+from aioenv.process.thread_process import ThreadChannel
 from aioenv.speedups import read_by_c
+
+if TYPE_CHECKING:
+    from aioenv.worker.service import PartialStep
 
 __all__ = ["Connection", "FastReply", "OnReply", "OutstandingRequests", "PendingReply"]
 
@@ -197,9 +201,27 @@ class Connection:
         """Send a request (see `Worker.submit`)."""
         requests = self.requests
         request = requests.allocate_id()
-        self.channel.send(kind, request, requests.generation, fixed, payload)
+        # before it is sent: a worker in this process may answer at once
         requests.add(request, new_tuple(PendingReply, (into, on_reply, None)))
+        try:
+            self.channel.send(kind, request, requests.generation, fixed, payload)
+        except BaseException:
+            requests.pending.pop(request, None)
+            raise
         return request
+
+    def finish_step(self, partial: PartialStep, into: Sequence[memoryview], on_reply: OnReply) -> None:
+        """Let a worker in this process finish a step that C has started on the caller's thread.
+
+        Args:
+            partial: of `ThreadChannel.step`.
+            into, on_reply: as for `submit`; `on_reply` is called before this returns, unless the worker ends.
+        """
+        requests, channel = self.requests, self.channel
+        assert isinstance(channel, ThreadChannel)
+        request = requests.allocate_id()
+        requests.add(request, new_tuple(PendingReply, (into, on_reply, None)))
+        channel.finish_step(partial._replace(request=request, generation=requests.generation))
 
     def _on_frame(self, frame: Frame) -> None:
         requests = self.requests

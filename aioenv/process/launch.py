@@ -3,7 +3,7 @@
 *Spawn* starts a new interpreter; *forkserver* forks a process that has already imported what workers need. Spawned
 processes are started on the loop's own thread, which lives as long as they do: the kernel ties "die with your parent"
 to the thread. Each worker leads a process group of its own: Ctrl-C does not reach it, and everything that it starts can
-be ended with it. For debugging, a worker may be a thread of this process instead.
+be ended with it. A worker may also be a thread of this process.
 
 Three questions about a worker have independent answers. This module answers how it is launched; `channel.py` by what
 channel its frames travel; `ipc/memory.py` what memory it shares. To add a launch method (on other machines, say), write
@@ -36,12 +36,13 @@ from aioenv.ipc.frame_io import receive_fds
 from aioenv.ipc.memory import CurrentRow
 from aioenv.platform import check_nested_start
 from aioenv.process import forkserver
-from aioenv.process.channel import PipeReader, open_channel_ends, stream_socketpair
+from aioenv.process.channel import PipeReader, open_channel_ends
 from aioenv.process.child import Child, kill_group
 from aioenv.process.environment import bootstrap, import_path
 from aioenv.process.failures import LOG, cannot_start, oom_kills_at_start
 from aioenv.process.forkserver import ForkServer
-from aioenv.process.process import ForkedProcess, ParentEnds, Process, SpawnedProcess, ThreadProcess, ThreadTarget
+from aioenv.process.process import ForkedProcess, ParentEnds, Process, SpawnedProcess
+from aioenv.process.thread_process import MakeServer, ThreadProcess
 
 __all__ = ["START_METHODS", "LaunchResources", "check_start", "launch", "launch_thread"]
 
@@ -86,25 +87,19 @@ def check_start(start: str | None) -> str:
     return start
 
 
-def launch_thread(target: ThreadTarget, memory: int | None, name: str) -> Process:
+def launch_thread(make_server: MakeServer, memory: int | None, name: str) -> ThreadProcess:
     """Launch a worker as a thread of this process; otherwise as `launch`.
 
     Args:
-        target: the function that the thread runs.
+        make_server: makes what answers requests.
         memory: see `launch`.
         name: the name of the thread.
     """
-    if not hasattr(os, "readv"):
-        raise WorkerStartError(f"debug=True: {_NO_READV}")
-    ours = theirs = duplicate = None
+    duplicate = None
     try:
         duplicate = None if memory is None else os.dup(memory)
-        ours, theirs = stream_socketpair()
-        return ThreadProcess(ours, theirs, duplicate, target, name)
+        return ThreadProcess(make_server, duplicate, name)
     except (OSError, RuntimeError) as exc:  # RuntimeError: the thread can't be started
-        for end in (ours, theirs):
-            if end is not None:
-                end.close()
         if duplicate is not None:
             os.close(duplicate)
         raise cannot_start("a worker", exc) from exc

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from multiprocessing.process import current_process
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioenv.definitions.restore import Code
 from aioenv.definitions.table import DefinitionTable
@@ -29,9 +29,13 @@ from aioenv.process.connection import Connection, OnReply
 from aioenv.process.environment import worker_environment
 from aioenv.process.failures import LOG, OutputLog
 from aioenv.process.launch import LaunchResources, check_start, launch, launch_thread
-from aioenv.process.process import ThreadTarget
+from aioenv.process.process import Process
+from aioenv.process.thread_process import MakeServer, ThreadChannel
 from aioenv.speedups import read_by_c
 from aioenv.tracing.track import TRACE, Track
+
+if TYPE_CHECKING:
+    from aioenv.worker.service import PartialStep
 
 __all__ = ["ACCEPTS_REQUESTS", "TRANSITIONS", "Event", "Worker", "WorkerState", "into_future"]
 
@@ -119,11 +123,12 @@ class Worker:
         cpu_share: the number of CPUs that it may count on, since other workers use the rest; None: all.
         ignored_signals: names of signals that it ignores.
         seen_warnings: warnings of workers so far (see `OutputLog`).
-        thread_target: runs the worker on a thread of this process instead (see `ThreadTarget`); `start`, `channel`,
-            `env`, `cpus` and `cpu_share` are ignored then. None: it is a process.
+        thread_server: makes what answers requests on a thread of this process; `start`, `channel`, `env`, `cpus` and
+            `cpu_share` are ignored then. None: it is a process.
 
     Attributes:
         fast_channel: its channel, while plain steps may be written to it without calling `submit`; None otherwise.
+        thread_channel: likewise, if it is a thread of this process: plain steps may run on the caller's thread.
         generation: how often it has been restarted; its frames carry it.
         description: its service's description of itself, once started.
         start_timeout_s: as given.
@@ -152,7 +157,7 @@ class Worker:
         start_timeout_s: float = 60.0,
         cpus: tuple[int, ...] | None = None,
         cpu_share: int | None = None,
-        thread_target: ThreadTarget | None = None,
+        thread_server: MakeServer | None = None,
         ignored_signals: tuple[str, ...] = (),
         seen_warnings: set[str] | None = None,
     ) -> None:
@@ -162,6 +167,7 @@ class Worker:
         self.cpus = cpus
         self._state = WorkerState.NEW
         self.fast_channel: ScatterChannel | None = None
+        self.thread_channel: ThreadChannel | None = None
         self.generation = 0
         self.description: Any = None
         self.memory: SharedMemory | None = None
@@ -193,7 +199,7 @@ class Worker:
             bytes(current_process().authkey),
         )
         self.start_timeout_s = start_timeout_s
-        self._thread_target = thread_target
+        self._thread_server = thread_server
         self._resources: LaunchResources | None = None  # of the latest launch
         self._connection: Connection | None = None  # with the latest process
         self._kill_reason: str | None = None  # of `kill`
@@ -240,10 +246,11 @@ class Worker:
         self._update_fast_channel()
 
     def _update_fast_channel(self) -> None:
-        self.fast_channel = None
+        self.fast_channel = self.thread_channel = None
         if self._state is WorkerState.READY and self._track is None and self._connection is not None:
             channel = self._connection.channel
             self.fast_channel = channel if isinstance(channel, ScatterChannel) else None
+            self.thread_channel = channel if isinstance(channel, ThreadChannel) else None
 
     # ------------------------------------------------------------ start
 
@@ -277,8 +284,9 @@ class Worker:
             async with asyncio.timeout(self.start_timeout_s):
                 start = dump_code(self._message)  # before the launch, which may wait for a fork server's imports
                 memory = self.memory.fd if self.memory is not None else None
-                if self._thread_target is not None:
-                    process = launch_thread(self._thread_target, memory, self._label.replace(" ", "-"))
+                process: Process
+                if self._thread_server is not None:
+                    process = launch_thread(self._thread_server, memory, self._label.replace(" ", "-"))
                 else:
                     resources = self._resources = LaunchResources()
                     process = await launch(
@@ -395,6 +403,11 @@ class Worker:
                 self.generation, kind.name.lower(), submit, kind, fixed, payload, into, on_reply=on_reply
             )
         return self._connection.submit(kind, fixed, payload, into, on_reply)
+
+    def finish_step(self, partial: PartialStep, into: Sequence[memoryview], on_reply: OnReply) -> None:
+        """Finish a step that C has started on the caller's thread (see `Connection.finish_step`)."""
+        assert self._connection is not None
+        self._connection.finish_step(partial, into, on_reply)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the service.
@@ -516,7 +529,7 @@ class Worker:
         await connection.end(grace_s, partial(self._warn_of_close_timeout, grace_s))
 
     def _warn_of_close_timeout(self, grace_s: float) -> None:
-        if self._thread_target is None and grace_s > 0:  # a thread warns itself; without a grace period nothing is lost
+        if self._thread_server is None and grace_s > 0:  # a thread warns itself; without a grace period nothing is lost
             with contextlib.suppress(Exception):  # of a log handler
                 _log.warning("%s", failures.close_timeout_warning(self._identity, grace_s, self.running_slot))
 

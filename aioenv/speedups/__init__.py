@@ -26,6 +26,7 @@ __all__ = [
     "send_steps",
     "serve_steps",
     "spin",
+    "step_here",
     "step_rows",
     "stopped_clock",
     "take_replies",
@@ -71,7 +72,7 @@ def read_by_c(cls: _Class) -> _Class:
 VARIABLE = "AIOENV_NO_SPEEDUPS"
 
 # replaced below if the extension can be imported
-step_rows = read_frame = write_frame = spin = send_steps = take_replies = serve_steps = None
+step_rows = read_frame = write_frame = spin = send_steps = take_replies = serve_steps = step_here = None
 read_columns = merge_columns = stopped_clock = crc32 = within = None
 why_not = ""
 if os.environ.get(VARIABLE, "0") not in ("", "0"):
@@ -88,6 +89,7 @@ else:
             send_steps,
             serve_steps,
             spin,
+            step_here,
             step_rows,
             stopped_clock,
             take_replies,

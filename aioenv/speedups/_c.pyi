@@ -1,13 +1,29 @@
 """The fast path of a plain step in C (see `speedups/__init__.py`)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
 stopped_clock: int  # the address of a C function without arguments that returns 0.0
 
 _Columns = TypeVar("_Columns", bound=tuple[Any, ...])
+# a `worker.service.FastPath`
+_FastPath: TypeAlias = tuple[
+    list[memoryview],
+    NDArray[Any],
+    list[Callable[[Any], Any]],
+    list[Callable[..., Any]],
+    list[int],
+    dict[int, int],
+    int,
+    memoryview,
+    list[tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], list[Any]]],
+    Callable[[int, int], list[memoryview]],
+    list[tuple[int, list[Any], list[type], list[NDArray[Any]], Callable[[bytes], dict[Any, Any]]]],
+    list[memoryview],
+    Callable[[int, int], bool] | None,
+]
 
 def crc32(data: Any, crc: int) -> int:
     """Compute zlib's CRC-32, about four times as fast; None if the CPU has no carry-less multiplication.
@@ -146,21 +162,7 @@ def serve_steps(
     write_fd: int,
     decoder: Any,
     encoder: Any,
-    fast_path: tuple[
-        list[memoryview],
-        NDArray[Any],
-        list[Callable[[Any], Any]],
-        list[Callable[..., Any]],
-        list[int],
-        dict[int, int],
-        int,
-        memoryview,
-        list[tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], list[Any]]],
-        Callable[[int, int], list[memoryview]],
-        list[tuple[int, list[Any], list[type], list[NDArray[Any]], Callable[[bytes], dict[Any, Any]]]],
-        list[memoryview],
-        Callable[[int, int], bool] | None,
-    ],
+    fast_path: _FastPath,
     seconds: float,
     /,
 ) -> int | tuple[int, int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool] | None:
@@ -184,6 +186,25 @@ def serve_steps(
     Raises:
         OSError: if a reply can't be written.
         TypeError, ValueError, AttributeError: if an argument is not as described.
+    """
+
+def step_here(
+    fast_path: _FastPath, first: int, count: int, actions: NDArray[Any], into: list[memoryview] | None, /
+) -> bytes | tuple[int, int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool]:
+    """Step successive rows of a service in this process, and copy the results into buffers.
+
+    Args:
+        fast_path: see `serve_steps`.
+        first, count: the rows.
+        actions: one a row, in an array that nothing else uses.
+        into: a buffer for each array of results, as `fast_path.fixed` has them; None: they are not copied.
+
+    Returns:
+        The payload of the reply; if Python must finish the step, a tuple as of `serve_steps`, with 0 for request and
+        generation.
+
+    Raises:
+        TypeError, ValueError: if an argument is not as described.
     """
 
 def step_rows(

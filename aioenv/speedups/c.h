@@ -168,3 +168,4 @@ PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 PyObject *send_steps(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 PyObject *take_replies(PyObject *module, PyObject *channel);
 PyObject *serve_steps(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *step_here(PyObject *module, PyObject *const *args, Py_ssize_t argc);

@@ -51,6 +51,7 @@ static PyMethodDef methods[] = {
     FAST(spin),
     FAST(step_rows),
     FAST(serve_steps),
+    FAST(step_here),
     FAST(send_steps),
     FAST(read_columns),
     FAST(merge_columns),

@@ -272,15 +272,62 @@ static int clear_mark(PyObject *mark) {
     return 0;
 }
 
+/* Step the rows of a request with a list of actions, of which this takes the reference. Return 1 and the payload of the reply; 0 and the fields of a `PartialStep`, if Python must
+ * finish the step; -1: exception. */
+static int step_request(PyObject *fast_path, const StepRequest *request, PyObject *actions, PyObject **result) {
+#define FIELD(part) PyTuple_GET_ITEM(fast_path, FAST_PATH_##part)
+    long at_end = PyLong_AsLong(FIELD(AT_END));
+    if (PyErr_Occurred()) {
+        Py_XDECREF(actions);
+        return -1;
+    }
+    PyObject *outputs = Py_NewRef(PyList_GET_ITEM(FIELD(INTO), request->shared_batch));
+    PyObject *infos = actions == NULL ? NULL : PyList_New(0);
+    if (infos == NULL) {
+        Py_DECREF(outputs);
+        Py_XDECREF(actions);
+        return -1;
+    }
+    Columns columns = {.schemas = FIELD(SCHEMAS), .rows = request->count, .last = -1};
+    Stepping stepping = {request->first, actions, FIELD(STEPS), FIELD(RESETS), FIELD(PENDING), FIELD(SEEDS),
+                         FIELD(MARK),    infos,   outputs,      &columns,      at_end};
+    StopPoint stopped;
+    if (step_from(request->first, &stepping, &stopped) < 0) /* an env changed the worker's lists: the step fails */
+        stopped = (StopPoint){.row = -1, .outcome = take_exception()};
+    Py_DECREF(outputs);
+    int for_python = stopped.row < request->first + request->count || PyList_GET_SIZE(infos);
+    if (!for_python) { /* all envs have been stepped */
+        int complete = clear_mark(FIELD(MARK)) < 0 ? -1 : write_extras(FIELD(WRITE_EXTRAS), request);
+        if (complete < 0)
+            stopped = (StopPoint){.row = -1, .outcome = take_exception()};
+        for_python = complete < 1;
+    }
+    if (!for_python) {
+        Py_DECREF(actions);
+        Py_DECREF(infos);
+        *result = columns_payload(&columns);
+        free_columns(&columns);
+        return *result == NULL ? -1 : 1;
+    }
+    if (columns.schemas != NULL && restore_infos(&columns, infos) < 0) {
+        free_columns(&columns);
+        Py_XDECREF(stopped.outcome);
+        Py_DECREF(actions);
+        Py_DECREF(infos);
+        return -1;
+    }
+    *result = Py_BuildValue("(kknnnNNnNO)", (unsigned long)request->id, (unsigned long)request->generation,
+                            request->shared_batch, request->first, request->count, actions, infos, stopped.row,
+                            stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
+                            stopped.nonstandard ? Py_True : Py_False);
+    return *result == NULL ? -1 : 0;
+}
+
 static PyObject *serve_loop(PyObject *const *args, Unread *unread) {
     int read_fd = (int)PyLong_AsLong(args[0]), write_fd = (int)PyLong_AsLong(args[1]);
     double seconds = PyFloat_AsDouble(args[5]);
     PyObject *decoder = args[2], *encoder = args[3], *fast_path = args[4];
     if (PyErr_Occurred() || check_fast_path(fast_path) < 0)
-        return NULL;
-#define FIELD(part) PyTuple_GET_ITEM(fast_path, FAST_PATH_##part)
-    long at_end = PyLong_AsLong(FIELD(AT_END));
-    if (PyErr_Occurred())
         return NULL;
     Py_ssize_t rows = PyList_GET_SIZE(FIELD(STEPS));
     for (Py_ssize_t hits = 0;;) {
@@ -293,51 +340,19 @@ static PyObject *serve_loop(PyObject *const *args, Unread *unread) {
             Py_RETURN_NONE;
         if (plain == 0)
             return PyLong_FromSsize_t(count);
-        int all = request.count == rows;
-        PyObject *outputs = Py_NewRef(PyList_GET_ITEM(FIELD(INTO), request.shared_batch));
-        PyObject *actions = list_actions(FIELD(ACTIONS), request.count, all);
-        PyObject *infos = actions == NULL ? NULL : PyList_New(0);
-        if (infos == NULL) {
-            Py_DECREF(outputs);
-            Py_XDECREF(actions);
+        PyObject *payload = NULL;
+        PyObject *actions = list_actions(FIELD(ACTIONS), request.count, request.count == rows);
+        int complete = step_request(fast_path, &request, actions, &payload);
+        if (complete < 0)
             return NULL;
+        if (!complete) {
+            if (feed_decoder(unread, decoder) < 0)
+                Py_CLEAR(payload);
+            return payload;
         }
-        Columns columns = {.schemas = FIELD(SCHEMAS), .rows = request.count, .last = -1};
-        Stepping stepping = {request.first, actions, FIELD(STEPS), FIELD(RESETS), FIELD(PENDING), FIELD(SEEDS),
-                             FIELD(MARK),   infos,   outputs,      &columns,      at_end};
-        StopPoint stopped;
-        if (step_from(request.first, &stepping, &stopped) < 0) /* an env changed the worker's lists: the step fails */
-            stopped = (StopPoint){.row = -1, .outcome = take_exception()};
-        Py_DECREF(outputs);
-        int for_python = stopped.row < request.first + request.count || PyList_GET_SIZE(infos);
-        if (!for_python) { /* all envs have been stepped */
-            int complete = clear_mark(FIELD(MARK)) < 0 ? -1 : write_extras(FIELD(WRITE_EXTRAS), &request);
-            if (complete < 0)
-                stopped = (StopPoint){.row = -1, .outcome = take_exception()};
-            for_python = complete < 1;
-        }
-        if (for_python) {
-            int failed_to_restore = columns.schemas != NULL && restore_infos(&columns, infos) < 0;
-            if (failed_to_restore)
-                free_columns(&columns);
-            if (failed_to_restore || feed_decoder(unread, decoder) < 0) {
-                Py_XDECREF(stopped.outcome);
-                Py_DECREF(actions);
-                Py_DECREF(infos);
-                return NULL;
-            }
-            return Py_BuildValue("(kknnnNNnNO)", (unsigned long)request.id, (unsigned long)request.generation,
-                                 request.shared_batch, request.first, request.count, actions, infos, stopped.row,
-                                 stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
-                                 stopped.nonstandard ? Py_True : Py_False);
-        }
-        Py_DECREF(actions);
-        Py_DECREF(infos);
-        PyObject *payload = columns_payload(&columns);
-        PyObject *fixed = payload == NULL ? NULL : fixed_of(fast_path, &request, all);
-        free_columns(&columns);
+        PyObject *fixed = fixed_of(fast_path, &request, request.count == rows);
         int failed = fixed == NULL || write_result(write_fd, encoder, fixed, payload, &request) < 0;
-        Py_XDECREF(payload);
+        Py_DECREF(payload);
         Py_XDECREF(fixed);
         if (failed)
             return NULL;
@@ -358,4 +373,65 @@ PyObject *serve_steps(PyObject *module, PyObject *const *args, Py_ssize_t argc) 
     PyObject *result = serve_loop(args, &unread);
     PyMem_Free(unread.bytes);
     return result;
+}
+
+/* Copy the arrays of a reply into these buffers. */
+static int copy_result(PyObject *fixed, PyObject *into) {
+    if (PyList_GET_SIZE(fixed) != PyList_GET_SIZE(into)) {
+        PyErr_SetString(PyExc_ValueError, "step_here: expected as many buffers as arrays");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fixed); i++) { /* this runs no Python code that changes the lists */
+        Py_buffer from, to;
+        if (PyObject_GetBuffer(PyList_GET_ITEM(fixed, i), &from, PyBUF_SIMPLE) < 0)
+            return -1;
+        if (PyObject_GetBuffer(PyList_GET_ITEM(into, i), &to, PyBUF_WRITABLE) < 0) {
+            PyBuffer_Release(&from);
+            return -1;
+        }
+        int fits = from.len == to.len;
+        if (fits)
+            memcpy(to.buf, from.buf, (size_t)from.len);
+        PyBuffer_Release(&from);
+        PyBuffer_Release(&to);
+        if (!fits) {
+            PyErr_SetString(PyExc_ValueError, "step_here: a buffer has another size than its array");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *step_here(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    if (argc != 5 || !(args[4] == Py_None || PyList_CheckExact(args[4]))) {
+        PyErr_SetString(PyExc_TypeError, "step_here: expected 5 arguments, the last a list or None");
+        return NULL;
+    }
+    PyObject *fast_path = args[0];
+    if (check_fast_path(fast_path) < 0)
+        return NULL;
+    StepRequest request = {.first = PyLong_AsSsize_t(args[1]), .count = PyLong_AsSsize_t(args[2])};
+    Py_ssize_t rows = PyList_GET_SIZE(FIELD(STEPS));
+    if (PyErr_Occurred())
+        return NULL;
+    if (request.first < 0 || request.count < 1 || request.count > rows - request.first ||
+        !PyList_GET_SIZE(FIELD(INTO))) {
+        PyErr_SetString(PyExc_ValueError, "step_here: there are no such rows");
+        return NULL;
+    }
+    PyObject *actions = PySequence_List(args[3]), *payload = NULL;
+    if (actions != NULL && PyList_GET_SIZE(actions) != request.count) {
+        PyErr_SetString(PyExc_ValueError, "step_here: expected an action for each row");
+        Py_CLEAR(actions);
+    }
+    if (actions == NULL)
+        return NULL;
+    int complete = step_request(fast_path, &request, actions, &payload);
+    if (complete < 1 || args[4] == Py_None)
+        return complete < 0 ? NULL : payload;
+    PyObject *fixed = fixed_of(fast_path, &request, request.count == rows);
+    if (fixed == NULL || copy_result(fixed, args[4]) < 0)
+        Py_CLEAR(payload);
+    Py_XDECREF(fixed);
+    return payload;
 }

@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from signal import SIGINT
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -26,6 +27,7 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.waits import Stats
 from aioenv.core.wakeups import ReplyPoller
 from aioenv.errors import ClosedError, NoAsyncCallError
+from aioenv.platform import HeldSignals
 from aioenv.process.async_resource import AsyncResource
 from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.tracing.timeline import Trace, raise_or_log
@@ -61,12 +63,19 @@ class BlockingStepper:
         backend = envs._backend
         self.scheduler = scheduler = backend if isinstance(backend, RequestScheduler) else None
         inline = scheduler is not None and scheduler.needs_replies_only
+        self.inline = scheduler.inline if scheduler is not None else None
         self.poller = ReplyPoller(scheduler.worker_pool.members if scheduler is not None and inline else ())
         portal.may_pause = self.poller.suffices if inline else None
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `given`)."""
-        step = BlockingStep(self, given, check_timeout(timeout_s))
+        if self.inline is not None and timeout_s is None and not given:
+            done = self.step_inline(actions)
+            if isinstance(done, StepResult):
+                return done
+            step = BlockingStep(self, given, None, done)
+        else:
+            step = BlockingStep(self, given, check_timeout(timeout_s))
         try:
             step.send(actions, finish=True)
             step.wait()
@@ -81,13 +90,41 @@ class BlockingStepper:
         Raises:
             Exception: as `step`, if the step could not be sent; `BlockingStep.result` raises other errors.
         """
-        step = BlockingStep(self, given, None)
+        done = self.step_inline(actions) if self.inline is not None and not given else None
+        step = BlockingStep(self, given, None, done)
         try:
             step.send(actions, finish=False)
         except BaseException:
             step.cancel()
             raise
         return step
+
+    def step_inline(self, actions: Any) -> StepResult | BatchRequest | None:
+        """Step on the caller's thread, if the envs live in this process and their steps are short.
+
+        Ctrl-C is held back until the step is over; the result waits for `recv` then.
+
+        Returns:
+            The result; or the request that it has become, which was left to `recv`; or None, if nothing was done.
+        """
+        return self.portal.run_while_idle(self._step_inline, actions)
+
+    def _step_inline(self, actions: Any) -> StepResult | BatchRequest | None:
+        scheduler, stepped = self.scheduler, None
+        assert scheduler is not None
+        wait = self.envs._clock.envs.begin()
+        try:
+            with HeldSignals(SIGINT, twice=False):
+                stepped = scheduler.step_inline(actions)
+                if isinstance(stepped, BatchRequest):
+                    scheduler.leave(stepped)
+        except BaseException:
+            if isinstance(stepped, StepResult) and scheduler.inline is not None:
+                scheduler.inline.leave_to_recv(stepped)
+            raise
+        finally:
+            wait.end()
+        return stepped
 
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to some slots (see `AsyncVectorEnv.send`)."""
@@ -128,7 +165,13 @@ class BlockingStep:
     It holds no reference to the blocking vector env, which may be dropped, too.
     """
 
-    def __init__(self, stepper: BlockingStepper, given: bool, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        stepper: BlockingStepper,
+        given: bool,
+        timeout_s: float | None,
+        done: StepResult | BatchRequest | None = None,
+    ) -> None:
         self._portal, self._envs, self._poller = stepper.portal, stepper.envs, stepper.poller
         self._scheduler = stepper.scheduler
         self._given = given
@@ -138,10 +181,15 @@ class BlockingStep:
         self._waited_inline = self._ended_inline = False
         self._value: StepResult | None = None
         self._error: Exception | None = None
+        if isinstance(done, StepResult):
+            self._end_inline(done, None)
+        elif done is not None:
+            self._request, self._future = done, done.done
 
     def send(self, actions: Any, *, finish: bool) -> None:
         """Send the step; with `finish`, also take its result if it arrives soon."""
-        self._portal.run_inline(self._send_inline, actions, finish)
+        if self._request is None and not self._ended_inline:
+            self._portal.run_inline(self._send_inline, actions, finish)
         if self._request is not None or self._ended_inline:
             return
         if not finish:

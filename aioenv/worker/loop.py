@@ -1,4 +1,8 @@
-"""Run the worker's blocking loop: read a request, let the service answer it, reply, do the work that could wait."""
+"""Answer the requests to a worker: let the service answer each, reply, and do the work that could wait.
+
+`run` is the main function of a worker process, which reads requests one after the other. `RequestServer` also serves a
+worker that is a thread of its parent (`process/thread_process.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,13 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.process import current_process
+from typing import Protocol
 
 from aioenv.definitions.restore import restore
 from aioenv.errors import WireError
-from aioenv.ipc.frames import Frame, Kind
+from aioenv.ipc.frames import Buffer, Frame, Kind
 from aioenv.ipc.messages import CallRequest, Start, dump, load, load_code
 from aioenv.platform import limit_cpus
 from aioenv.tracing.track import TRACE, Handle, Ring
@@ -28,7 +33,7 @@ from aioenv.worker.service import PartialStep, Reply, Service, StartFailed, Trac
 from aioenv.worker.specs import register_specs, restore_registry
 from aioenv.worker.worker_end import WorkerEnd
 
-__all__ = ["run", "run_in_thread"]
+__all__ = ["ReplyWriter", "RequestServer", "run", "serve_channel", "serve_on_thread"]
 
 
 def run(
@@ -45,52 +50,86 @@ def run(
     prepare_mujoco()
     keep_script_from_children()
     try:
-        _Loop(read_fd, write_fd, variables_before).run()
+        serve_channel(WorkerEnd(read_fd, write_fd), variables_before)
     except BrokenPipeError:
         os._exit(1)  # the parent is gone
 
 
-def run_in_thread(fd: int, mark: memoryview, memory_fd: int | None) -> None:
-    """Serve requests on a thread of the parent's process, which is left as it is: for debugging.
+def serve_channel(channel: WorkerEnd, variables_before: Mapping[str, str]) -> None:
+    """Serve the requests that come over a channel, until CLOSE or the end of the stream."""
+    server = RequestServer(channel, variables_before)
+    try:
+        while (frame := channel.read()) is not None and server.serve(frame):
+            pass
+    finally:
+        server.close()
+
+
+def serve_on_thread(channel: ReplyWriter, mark: memoryview, memory_fd: int | None) -> RequestServer:
+    """Make the server of a worker that is a thread of its parent, whose process is left as it is.
 
     Args:
-        fd: the worker's end of the channel, a socket; it is not closed here.
+        channel: replies are written to it.
         mark: see `worker_context.use_row_mark_of_parent`.
         memory_fd: see `worker_context.keep_memory`.
     """
     worker_context.use_row_mark_of_parent(mark)
     worker_context.keep_memory(memory_fd)
     prepare_contexts()
-    try:
-        _Loop(fd, fd, {}).run()
-    except ConnectionError:
-        pass  # the parent has abandoned this worker
-    finally:
-        worker_context.release_memory()
+    return RequestServer(channel, {})
 
 
-class _Loop:
-    """One service and the worker's end of the channel."""
+class ReplyWriter(Protocol):
+    """The worker's end of a channel, as far as a `RequestServer` needs it."""
 
-    def __init__(self, read_fd: int, write_fd: int, variables_before: Mapping[str, str]) -> None:
+    def use(self, service: Service) -> None:
+        """Ask this service from now on where to read requests into."""
+
+    def poll(self, poll_s: float) -> None:
+        """Poll up to `poll_s` seconds for each next frame before the process sleeps."""
+
+    def write(
+        self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), payload: Buffer = b""
+    ) -> None:
+        """Write a frame.
+
+        Raises:
+            WireError: if it is too large.
+        """
+
+
+class RequestServer:
+    """Answers requests with one service, which START makes.
+
+    Args:
+        channel: replies are written to it.
+        variables_before: see `boot.run_worker`.
+    """
+
+    def __init__(self, channel: ReplyWriter, variables_before: Mapping[str, str]) -> None:
         self._variables_before = variables_before
         self._service: Service | None = None
-        self._channel = WorkerEnd(read_fd, write_fd)
+        self._channel = channel
 
-    def run(self) -> None:
+    def close(self) -> None:
+        """Close the service, if it is still there, and release shared memory that was not mapped."""
         try:
-            while (frame := self._channel.read()) is not None:
-                if not self._serve(frame):
-                    return
-        finally:
             if self._service is not None:
                 mark = worker_context.row_mark()
                 ended_by = mark[0]  # the row whose env called sys.exit; closing the others must not overwrite it
-                self._service.close()
+                service, self._service = self._service, None
+                service.close()
                 mark[0] = ended_by
+        finally:
+            worker_context.release_memory()
 
-    def _serve(self, frame: Frame | PartialStep) -> bool:
-        """Answer one request; return False after the last one."""
+    def serve(self, frame: Frame | PartialStep) -> bool:
+        """Answer one request; return False after the last one.
+
+        Raises:
+            SystemExit: if an env ends its program.
+            OSError: if the parent is gone.
+        """
         kind, request, generation = frame.kind, frame.request, frame.generation
         channel = self._channel
         try:

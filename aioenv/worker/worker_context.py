@@ -1,7 +1,7 @@
 """The memory that a worker shares with its parent: a mark of the row that runs now, and a block for arrays.
 
-The parent reads the mark when the worker hangs or dies. A worker is a process or, for debugging, a thread of its
-parent, so all of this is thread-local.
+The parent reads the mark when the worker hangs or dies. A worker is a process or a thread of its parent, so all of
+this is thread-local.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ from aioenv.spaces import autoreset
 from aioenv.spaces.layout import Layout
 from aioenv.worker import row_buffers, worker_context
 from aioenv.worker.env_service import EnvService
-from aioenv.worker.loop import _Loop
+from aioenv.worker.loop import serve_channel
 from aioenv.worker.service import PartialStep
+from aioenv.worker.worker_end import WorkerEnd
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
@@ -380,9 +381,9 @@ class Session:
     def _serve(self) -> None:
         worker_context.use_row_mark_of_parent(self.mark)
         try:
-            loop = _Loop(self.theirs.fileno(), self.theirs.fileno(), {})
-            loop._channel.poll(self._poll_s)
-            loop.run()
+            channel = WorkerEnd(self.theirs.fileno(), self.theirs.fileno())
+            channel.poll(self._poll_s)
+            serve_channel(channel, {})
         except BaseException as exc:
             self.ended = exc
         finally:

@@ -14,7 +14,7 @@ import gymnasium as gym
 import pytest
 
 import aioenv
-from aioenv.inprocess.env_thread import RunTimes
+from aioenv.process.env_thread import RunTimes
 from tests.kits.native_kit import BAD, OK, Batch, Gate, everywhere, fail, here
 
 pytestmark = pytest.mark.asyncio

@@ -56,6 +56,7 @@ class Peer:
         ours, self.socket = socket.socketpair()
         self.requests = OutstandingRequests(GENERATION)
         self.channel = self.fast_channel = ScatterChannel(ours, self.requests)
+        self.thread_channel = None
         self.images: list[Any] = []
         self.on_images = lambda frame: self.images.append((frame.request, bytes(frame.payload)))
         self.on_death: Any = None

@@ -44,27 +44,31 @@ _INITIAL = 4.0
 _OnDone = Callable[[Any, BaseException | None], None]
 # the work, its callback, and the CPUs it runs on (None: those the thread has)
 _Job = tuple[Callable[[], Any], _OnDone, set[int] | None]
+# the callback, the result and the exception, and whether the job has ended with it
+_Result = tuple[_OnDone, Any, BaseException | None, bool]
 
 
 class RunTimes:
     """Measure how long one kind of work takes, and decide whether it runs on the loop.
 
-    Work starts on the thread. It moves to the loop when its moving mean is below the limit, and back when the mean is
-    above twice the limit.
+    Work starts on the thread. It moves to the loop when its moving mean is below a limit, and back when the mean is
+    above another.
 
     Args:
-        limit_s: the limit, in seconds.
+        limit_s: the limit below which it moves to the loop, in seconds.
         inline: where the work always runs; None to choose.
+        upper_s: the limit above which it moves back, in seconds; None: twice the first one.
 
     Attributes:
         inline: whether the work runs on the loop.
         mean_s: the moving mean, in seconds.
     """
 
-    __slots__ = ("_adaptive", "inline", "limit_s", "mean_s")
+    __slots__ = ("_adaptive", "_upper_s", "inline", "limit_s", "mean_s")
 
-    def __init__(self, limit_s: float, inline: bool | None) -> None:
+    def __init__(self, limit_s: float, inline: bool | None, upper_s: float | None = None) -> None:
         self._adaptive = inline is None
+        self._upper_s = 2 * limit_s if upper_s is None else upper_s
         self.inline = bool(inline)
         self.limit_s = limit_s
         self.mean_s = _INITIAL * limit_s
@@ -77,7 +81,7 @@ class RunTimes:
         else:
             self.mean_s = mean_s = max(seconds, _INITIAL * self.limit_s)
         if self._adaptive:
-            self.inline = mean_s < (2 * self.limit_s if self.inline else self.limit_s)
+            self.inline = mean_s < (self._upper_s if self.inline else self.limit_s)
 
 
 @types.coroutine
@@ -93,15 +97,18 @@ class EnvThread:
     CPU takes the kernel longer, 60 µs on a virtual machine. It is a daemon thread, so a job that hangs doesn't keep the
     program from ending.
 
+    Args:
+        name: the name of the thread.
+
     Attributes:
         jobs: the number of jobs whose results the loop has not seen yet.
         ended: whether the last job is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "aioenv-env") -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Job | None] = deque()
-        self._results: deque[tuple[_OnDone, Any, BaseException | None]] = deque()
+        self._results: deque[_Result] = deque()
         job_reader, self._job_writer, self._result_reader, result_writer = _pipes()
         self._close_pipes = weakref.finalize(self, _close, self._job_writer, self._result_reader)
         self._close_pipes.atexit = False  # exit hooks may still wait for a result
@@ -118,8 +125,9 @@ class EnvThread:
                 self._loop.add_reader(self._result_reader, self._on_readable)
             except NotImplementedError:
                 wake_loop = partial(_deliver_soon, weakref.ref(self), self._loop)
+            self._wake_loop = wake_loop
             args = (self._queue, self._results, unclaimed, wake_loop)
-            self._thread = threading.Thread(target=_run_jobs, args=args, name="aioenv-env", daemon=True)
+            self._thread = threading.Thread(target=_run_jobs, args=args, name=name, daemon=True)
             self._thread.start()
         except BaseException:
             self._disconnect()
@@ -142,6 +150,22 @@ class EnvThread:
         self.jobs += 1
         self._queue.append((work, on_done, cpus))
         self._wake_thread()
+
+    def publish(self, on_value: Callable[[Any], None], value: Any) -> None:
+        """Deliver a value on the loop before the job has ended; called by the job."""
+        self._results.append((lambda value, _: on_value(value), value, None, False))
+        with contextlib.suppress(OSError, RuntimeError):  # the pipe is full or closed, or the loop is closed
+            self._wake_loop()
+
+    @property
+    def result_fd(self) -> int | None:
+        """The descriptor that is readable when results wait for `poll`; None if there is none any more."""
+        return self._result_reader if self._result_reader >= 0 and sys.platform != "win32" else None
+
+    def poll(self) -> None:
+        """Deliver results that are there, on the loop or in place of it."""
+        if self._result_reader >= 0:
+            self._on_readable()
 
     def _pin_to_current_cpu(self) -> set[int] | None:
         """Let the thread wake up on this CPU, which the loop is about to leave; return the CPUs that it had."""
@@ -260,8 +284,8 @@ class EnvThread:
         results = self._results
         try:
             while results:
-                on_done, value, error = results.popleft()
-                self.jobs -= 1
+                on_done, value, error, ended = results.popleft()
+                self.jobs -= ended
                 on_done(value, error)
         finally:
             if results:  # a callback has raised, which must not delay the others
@@ -300,7 +324,7 @@ def _restore_cpus(cpus: set[int]) -> None:
 
 def _run_jobs(
     queue: deque[_Job | None],
-    results: deque[tuple[_OnDone, Any, BaseException | None]],
+    results: deque[_Result],
     unclaimed: list[tuple[int, int]],
     wake_loop: Callable[[], object],
 ) -> None:
@@ -324,7 +348,7 @@ def _run_jobs(
                     value = work()
                 except BaseException as exc:  # not even SystemExit may end the thread
                     error = exc
-                results.append((on_done, value, error))
+                results.append((on_done, value, error, True))
                 del job, work, on_done, value, error  # or they would live until the next job
                 try:
                     wake_loop()

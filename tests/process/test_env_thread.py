@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 from aioenv.errors import ClosedError
-from aioenv.inprocess import env_thread
-from aioenv.inprocess.env_thread import EnvThread
+from aioenv.process import env_thread
+from aioenv.process.env_thread import EnvThread
 
 pytestmark = pytest.mark.asyncio
 

@@ -1,0 +1,121 @@
+"""`InlineSteps`: a step of all slots on the caller's thread, where the only worker is a thread of this process.
+
+It takes the place of `WorkerGroup.step` and `RequestScheduler.outcome` for plain steps: there is nothing to wait for,
+so no request is made. Steps that C can't finish become requests, and take the usual path.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aioenv.core.results import StepResult
+from aioenv.errors import SlotError
+from aioenv.ipc.frames import new_tuple
+from aioenv.spaces.infos import merge_infos
+from aioenv.spaces.layout import COPIED
+
+if TYPE_CHECKING:
+    from aioenv.core.requests import BatchRequest
+    from aioenv.core.scheduler import RequestScheduler
+    from aioenv.process.supervisor import Worker
+
+__all__ = ["InlineSteps"]
+
+_ALL = slice(None)
+# Results up to this size get new arrays each time. Larger ones are better put into memory that is used again.
+_MAX_BYTES = 1 << 16
+
+
+class InlineSteps:
+    """Steps all slots, without a request.
+
+    Args:
+        scheduler: of a vector env whose only worker is a thread of this process, and which needs nothing of a reply but
+            observations, rewards, flags and infos.
+        worker: the worker.
+    """
+
+    def __init__(self, scheduler: RequestScheduler, worker: Worker) -> None:
+        self._table, self._actions, self._observations = scheduler.table, scheduler.actions, scheduler.observations
+        self._worker = worker
+        self._num_envs = scheduler.num_envs
+        self._single = scheduler.observations.is_single_array
+        # reads infos; it is never sent
+        shares = scheduler.worker_pool.shares(np.arange(scheduler.num_envs))
+        self._make = partial(scheduler.dispatcher.make_request, shares, COPIED, reused=False)
+        self._reader = self._make()
+        self._read_payload = scheduler.dispatcher.read_payload
+        self._everyone = scheduler.everyone
+        self._begin, self._leave = scheduler.begin, scheduler.leave
+
+    @staticmethod
+    def suit(scheduler: RequestScheduler) -> bool:
+        """Return whether the results of a vector env are small enough, and its actions are one array."""
+        size = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in scheduler.observations.leaves)
+        return size * scheduler.num_envs <= _MAX_BYTES and scheduler.actions.is_single_array
+
+    def step(self, actions: Any) -> StepResult | BatchRequest | None:
+        """Step all slots.
+
+        Args:
+            actions: a batch of actions.
+
+        Returns:
+            The result. Or the request that it has become, whose reply is in, unless the worker has ended. Or None, if
+            nothing was done.
+
+        Raises:
+            ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.step`.
+        """
+        channel, table = self._worker.thread_channel, self._table
+        if channel is None:
+            return None
+        arrays, _ = self._actions.take_apart(actions, self._num_envs)
+        table.check_send(_ALL, "step", reset=False)
+        payload = channel.step(0, self._num_envs, arrays[0], None)
+        if payload is None:
+            return None
+        if isinstance(payload, tuple):
+            return self._everyone.finish_step(payload)
+        table.note_steps(_ALL)
+        tree, reward, terminated, truncated, _ = channel.results
+        obs = tree.copy() if self._single else _copy(tree)
+        info: dict[str, Any] = {}
+        if payload:
+            part = self._reader.parts[0]
+            part.columns = part.errors = ()
+            self._read_payload(self._reader, part, memoryview(payload))
+            info = merge_infos(part.columns, self._num_envs) if part.columns else info
+        result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
+        if table.must_reset:
+            table.note_ends(_ALL, terminated | truncated)
+        if payload and self._reader.parts[0].errors:
+            raise SlotError.join(self._reader.errors(), result)
+        return result
+
+    def leave_to_recv(self, result: StepResult) -> None:
+        """Let `recv` take a result that the caller of `step` did not get; no other step was made since."""
+        request = self._make()
+        part = request.parts[0]
+        self._begin(request, _ALL, stepped=True)
+        batch = request.batch
+        arrays, objects = self._observations.take_apart(result.obs, self._num_envs)
+        for mine, theirs in zip(batch.obs, arrays, strict=True):
+            mine[:] = theirs
+        batch.reward[:], batch.terminated[:], batch.truncated[:] = result[1:4]
+        part.columns, part.objects, part.arrived = self._reader.parts[0].columns, objects, True
+        request.open = 0
+        request.done.set_result(None)
+        self._leave(request)
+
+
+def _copy(tree: Any) -> Any:
+    """Copy the arrays of a batch of composite observations."""
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, dict):
+        return {key: _copy(item) for key, item in tree.items()}
+    return tuple(map(_copy, tree))

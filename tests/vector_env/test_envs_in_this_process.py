@@ -1,0 +1,399 @@
+"""`num_workers=0`: single envs in this process, with everything that workers give but what needs a process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import aioenv
+import aioenv.sync
+from aioenv.testing import VectorEnvContract
+from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
+from tests.kits.compare import assert_same
+from tests.kits.counter_kit import Counter
+from tests.kits.loop_kit import LOOPS, run_on
+from tests.kits.process_kit import run_alone
+
+
+class TestContract(VectorEnvContract):
+    async def start(self, env_fns, **options):
+        return await aioenv.AsyncVectorEnv(env_fns, num_workers=0, **options)
+
+
+class TestContractOnItsThread(VectorEnvContract):
+    """A limit of time keeps all steps on the thread."""
+
+    async def start(self, env_fns, **options):
+        return await aioenv.AsyncVectorEnv(env_fns, num_workers=0, timeout_s=60, **options)
+
+
+class Where(gym.Env):
+    """Tells which thread steps it; waits for a gate if there is one."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    gates: dict = {}  # noqa: RUF012
+
+    def __init__(self, gate=None, render_mode=None, large=False):
+        self.gate, self.render_mode = gate, render_mode
+        self.made_on = threading.current_thread().name
+        if large:
+            self.observation_space = gym.spaces.Box(-1, 1, (200, 200, 3), np.float32)
+
+    def _result(self):
+        obs = np.zeros(self.observation_space.shape, np.float32)
+        return obs, {"thread": threading.current_thread().name}
+
+    def reset(self, *, seed=None, options=None):
+        return self._result()
+
+    def step(self, action):
+        if action and self.gate is not None:
+            Where.gates[self.gate].wait()
+        obs, info = self._result()
+        return obs, 0.0, False, False, info
+
+    def threads(self):
+        return self.made_on, threading.current_thread().name
+
+
+ENV_THREAD = "aioenv-worker-0"
+
+
+async def threads_of_steps(envs, steps=200):
+    await envs.reset()
+    return [(await envs.step(np.zeros(envs.num_envs, int))).info["thread"][0] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_short_steps_run_on_the_loop_and_calls_on_the_envs_own_thread(large):
+    async def main():
+        async with aioenv.AsyncVectorEnv([partial(Where, large=large)] * 2, num_workers=0) as envs:
+            threads = await threads_of_steps(envs)
+            assert threads[0] == ENV_THREAD and threads[-1] == "MainThread"
+            assert await envs.call("threads") == ((ENV_THREAD, ENV_THREAD),) * 2
+
+    run_on("uvloop", main())
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 60}, {"debug": True}])
+def test_all_steps_run_on_the_thread(options):
+    async def main():
+        async with aioenv.AsyncVectorEnv([Where] * 2, num_workers=0, **options) as envs:
+            assert set(await threads_of_steps(envs)) == {ENV_THREAD}
+        async with aioenv.AsyncVectorEnv([partial(Where, render_mode="rgb_array")], num_workers=0) as envs:
+            assert set(await threads_of_steps(envs)) == {ENV_THREAD}
+
+    run_on("uvloop", main())
+
+
+def test_a_step_with_a_limit_of_its_own_runs_on_the_thread():
+    async def main():
+        Where.gates["limit"] = gate = threading.Event()
+        async with aioenv.AsyncVectorEnv([partial(Where, "limit")] * 2, num_workers=0) as envs:
+            assert (await threads_of_steps(envs))[-1] == "MainThread"
+            with pytest.raises(aioenv.StepTimeout, match=r"timeout_s=0\.05"):
+                await envs.step(np.ones(2, int), timeout_s=0.05)
+            gate.set()
+            assert (await envs.recv(2)).slots.tolist() == [0, 1]
+            await envs.step(np.zeros(2, int))
+
+    run_on("asyncio", main())
+
+
+def test_a_long_step_leaves_the_loop_to_others():
+    async def main():
+        Where.gates["long"] = gate = threading.Event()
+        async with aioenv.AsyncVectorEnv([partial(Where, "long")], num_workers=0, timeout_s=60) as envs:
+            await envs.reset()
+            step = asyncio.ensure_future(envs.step(np.ones(1, int)))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not step.done()
+            gate.set()
+            await step
+
+    run_on("uvloop", main())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("how", ["step", "recv", "rollout"])
+def test_other_tasks_have_their_turns_while_steps_run_on_the_loop(how, loop):
+    turns = 0
+
+    async def other():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main():
+        nonlocal turns
+        async with aioenv.AsyncVectorEnv([partial(Counter, 50)] * 3, num_workers=0) as envs:
+            await envs.reset(seed=0)
+            actions = np.zeros(3, int)
+            for _ in range(50):
+                await envs.step(actions)
+            task = asyncio.ensure_future(other())
+            turns = 0
+            if how == "rollout":
+                await envs.rollout(lambda obs: np.zeros(len(obs), int), 1000)
+            for _ in range(1000):
+                if how == "step":
+                    await envs.step(actions)
+                elif how == "recv":
+                    envs.send(actions)
+                    await envs.recv(3)
+            assert turns > 3
+            task.cancel()
+
+    run_on(loop, main())
+
+
+def test_steps_cancelled_before_they_begin_have_no_effect():
+    async def main():
+        async with aioenv.AsyncVectorEnv([partial(Counter, 1000)] * 2, num_workers=0) as envs:
+            await envs.reset(seed=0)
+            actions = np.zeros(2, int)
+            for _ in range(100):
+                await envs.step(actions)
+            made = 100
+            for _ in range(400):
+                step = asyncio.ensure_future(envs.step(actions))
+                await asyncio.sleep(0)
+                cancelled = step.cancel()
+                try:
+                    result = await step
+                except asyncio.CancelledError:
+                    assert cancelled
+                else:
+                    made += 1
+                    assert result.obs[:, 1].tolist() == [made] * 2
+            assert 100 < made
+
+    run_on("asyncio", main())
+
+
+REFUSED = {
+    "start": "spawn",
+    "channel": "streams",
+    "transport": "shared",
+    "on_timeout": "kill",
+    "restart": aioenv.RestartPolicy(),
+    "log_prefix": "env",
+    "worker_env": {"A": "1"},
+    "cpu_affinity": [0],
+    "ignore_signals": True,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_features_of_processes_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"{name}: not with num_workers=0"):
+        aioenv.AsyncVectorEnv([Counter], num_workers=0, **{name: REFUSED[name]})
+
+
+def test_factories_need_not_pickle():
+    lock = threading.Lock()
+
+    async def main():
+        def make():
+            assert lock.acquire(blocking=False) or True
+            return Counter()
+
+        async with aioenv.AsyncVectorEnv([make] * 2, num_workers=0) as envs:
+            await envs.reset(seed=0)
+
+    run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_an_exception_in_a_step_on_the_loop_is_that_of_its_slot(mode):
+    async def main():
+        async with aioenv.AsyncVectorEnv([partial(Counter, 1000)] * 3, num_workers=0, autoreset_mode=mode) as envs:
+            await envs.reset(seed=0)
+            for _ in range(100):
+                await envs.step(np.zeros(3, int))
+            with pytest.raises(aioenv.EnvError, match=r"slot 1.*KeyError: 'as asked'") as caught:
+                await envs.step(np.array([0, Counter.RAISE, 0]))
+            assert caught.value.slots == (1,)
+            assert isinstance(caught.value.__cause__, KeyError)
+            assert caught.value.partial.obs[:, 1].tolist() == [101, 100, 101]  # of the slot its last one
+            with pytest.raises(aioenv.EnvError, match=r"slots \[1\] have failed"):
+                await envs.step(np.zeros(3, int))
+            await envs.reset(options={"reset_mask": np.array([False, True, False])})
+            assert (await envs.step(np.zeros(3, int))).obs[:, 1].tolist() == [102, 1, 102]
+
+    run_on("uvloop", main())
+
+
+def test_an_env_that_exits_ends_the_others_but_not_the_program():
+    async def main():
+        envs = aioenv.AsyncVectorEnv(faulty_envs(2, "sys_exit", "step", slot=1, at=80), num_workers=0)
+        async with envs:
+            await envs.reset()
+            with pytest.raises(aioenv.WorkerDied, match="exited with code 7"):
+                for _ in range(100):
+                    await envs.step(np.zeros(2, int))
+
+    run_on("uvloop", main())
+
+
+def test_runs_states_statistics_and_images_are_as_over_workers():
+    async def trajectory(num_workers):
+        make = [partial(FaultyEnv, slot=slot, length=4) for slot in range(4)]
+        async with aioenv.AsyncVectorEnv(make, num_workers=num_workers, episode_stats=True) as envs:
+            got = []
+            envs.send_reset(seed=0)
+            got.append((await envs.recv(4)).slots.tolist())
+            got += [tuple(await envs.step(np.zeros(4, np.int64))) for _ in range(60)]
+            envs.pause(1)
+            got.append(tuple(await envs.step(np.zeros(4, np.int64))))
+            envs.resume()
+            rollout = await envs.rollout(lambda obs: np.zeros(len(obs), np.int64), 3)
+            got += [rollout.obs, rollout.reward, rollout.last_obs]
+            evaluation = await aioenv.evaluate(envs, lambda obs: np.zeros(4, np.int64), 6, seed=1)
+            got += [evaluation.lengths, evaluation.returns]
+            got.append(envs.stats().env_steps)
+            got.append([image.shape for image in await envs.render()])
+        return got
+
+    async def main():
+        here, there = await trajectory(0), await trajectory(2)
+        for mine, theirs in zip(here, there, strict=True):
+            if isinstance(mine, tuple):
+                mine[4].pop("episode", None), theirs[4].pop("episode", None)
+                mine[4].pop("_episode", None), theirs[4].pop("_episode", None)
+            assert_same(mine, theirs)
+
+    run_on("uvloop", main())
+
+
+def test_a_state_of_a_worker_goes_on_here_and_back():
+    async def main():
+        make = [partial(gym.make, "InvertedPendulum-v5")] * 3
+        actions = np.zeros((3, 1), np.float32)
+        async with aioenv.AsyncVectorEnv(make, num_workers=2) as there:
+            await there.reset(seed=3)
+            async with aioenv.AsyncVectorEnv(make, num_workers=0) as here:
+                await here.set_state(await there.get_state())
+                for _ in range(70):
+                    assert_same(tuple(await here.step(actions)), tuple(await there.step(actions)))
+                await there.set_state(await here.get_state())
+                assert_same(tuple(await here.step(actions)), tuple(await there.step(actions)))
+
+    run_on("uvloop", main())
+
+
+def test_blocking_steps_run_on_the_callers_thread():
+    with aioenv.sync.VectorEnv([partial(Where)] * 2, num_workers=0) as envs:
+        envs.reset()
+        threads = [envs.step(np.zeros(2, int)).info["thread"][0] for _ in range(200)]
+    assert threads[0] == ENV_THREAD and threads[-1] == "MainThread"
+
+
+def test_ctrl_c_in_a_blocking_step_leaves_the_result_to_recv():
+    class Interrupts(Counter):
+        def step(self, action):
+            if action == self.WAIT:
+                signal.raise_signal(signal.SIGINT)
+                action = self.OK
+            return super().step(action)
+
+    with aioenv.sync.VectorEnv([partial(Interrupts, 1000)] * 2, num_workers=0) as envs:
+        envs.reset(seed=0)
+        for _ in range(100):
+            envs.step(np.zeros(2, int))
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.array([0, Counter.WAIT]))
+        ready = envs.recv(2)
+        assert ready.slots.tolist() == [0, 1] and ready.obs[:, 1].tolist() == [101, 101]
+        assert envs.step(np.zeros(2, int)).obs[:, 1].tolist() == [102, 102]
+
+
+def test_ctrl_c_in_an_awaited_step_ends_the_program():
+    script = """
+import asyncio, signal, gymnasium, numpy, aioenv
+
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(1, numpy.float32), {}
+
+    def step(self, action):
+        if action:
+            signal.raise_signal(signal.SIGINT)
+        return numpy.zeros(1, numpy.float32), 0.0, False, False, {}
+
+async def main():
+    async with aioenv.AsyncVectorEnv([Env] * 2, num_workers=0) as envs:
+        await envs.reset()
+        for _ in range(100):
+            await envs.step(numpy.zeros(2, int))
+        while True:
+            await envs.step(numpy.ones(2, int))
+
+try:
+    aioenv.run(main())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert run_alone(script).stdout == "interrupted\n"
+
+
+def test_nothing_is_left_after_close():
+    before = threading.active_count()
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([Counter] * 2, num_workers=0) as envs:
+            await envs.reset(seed=0)
+            assert [worker.state for worker in envs.workers] == ["ready"]
+        assert threading.active_count() == before
+        with pytest.raises(aioenv.ClosedError):
+            await envs.step(np.zeros(2, int))
+
+    run_on("uvloop", main())
+
+
+def test_a_forgotten_one_ends_its_thread():
+    script = """
+import asyncio, threading, gymnasium, aioenv
+
+async def main():
+    envs = await aioenv.AsyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], num_workers=0)
+    await envs.reset()
+    del envs
+
+asyncio.run(main())
+for thread in threading.enumerate():
+    if thread is not threading.current_thread():
+        thread.join()
+print("ended")
+"""
+    assert "ended" in run_alone(script).stdout
+
+
+def test_sync_vector_envs_results_with_infos():
+    """HalfCheetah's infos have several columns, which C reads."""
+
+    async def main():
+        make = [partial(gym.make, "HalfCheetah-v5")] * 2
+        reference = SyncVectorEnv(make)
+        async with aioenv.AsyncVectorEnv(make, num_workers=0) as envs:
+            assert_same(tuple(await envs.reset(seed=1)), reference.reset(seed=1))
+            reference.action_space.seed(0)
+            for _ in range(100):
+                actions = reference.action_space.sample()
+                assert_same(tuple(await envs.step(actions)), reference.step(actions))
+        reference.close()
+
+    run_on("uvloop", main())
