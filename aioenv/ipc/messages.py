@@ -103,6 +103,8 @@ class ResetRequest(NamedTuple):
     reply_all_rows: bool  # reply with the latest observations of all rows, not only of those that were reset
     reply_rows: Sequence[int] | None = None  # reply with the observations of these rows instead
     listed_seeds: bool = False  # the caller listed the seeds: don't take successive numbers for one seed of the batch
+    automatic: bool = False  # take the options of automatic resets
+    every_slot: bool = False  # all slots are reset: a plan of resets starts over
 
 
 class StepRequest(NamedTuple):
