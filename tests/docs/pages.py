@@ -39,9 +39,12 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
 
 
 def needs(text: str) -> list[str]:
-    """The libraries that a page needs, from its front matter: `needs: torch stable_baselines3`."""
-    match = re.search(r"\A---\n.*?^needs: (.*?)$.*?^---$", text, re.MULTILINE | re.DOTALL)
-    return match[1].split() if match else []
+    """The modules that a page needs, and "opengl" if it draws, from its front matter: `needs: opengl imageio_ffmpeg`.
+
+    The README, which has no front matter, says it in a comment: `<!-- needs: opengl -->`.
+    """
+    match = re.search(r"\A---\n.*?^needs: (.*?)$.*?^---$|^<!-- needs: (.*?) -->$", text, re.MULTILINE | re.DOTALL)
+    return (match[1] or match[2]).split() if match else []
 
 
 def prose(text: str) -> str:
