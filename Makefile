@@ -115,9 +115,10 @@ bench: $(VENV)/.bench
 dist: $(VENV)/.dist opengl-all
 	$(BIN)/python tests/tools/dist.py $(ARGS)
 
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs opengl
 	rm -rf docs/reference/generated build/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	$(BIN)/python -m tests.docs.built
 
 # each page in Chromium: width, contrast, errors (Debian: apt-get install chromium)
 docs-browser: docs

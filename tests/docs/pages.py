@@ -61,3 +61,14 @@ def sentences(text: str) -> list[str]:
     items = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", prose(text), flags=re.MULTILINE)
     parts = [part for item in items for part in re.split(r"(?<=[.:?!])\s+(?=[A-Z`\"(*\[])", " ".join(item.split()))]
     return [part for part in parts if len(part.split()) > 1]
+
+
+def reference_names() -> dict[str, list[str]]:
+    """The names that the reference lists, by module; each has a page of its own in the built documentation."""
+    found: dict[str, list[str]] = {}
+    for path in (DOCS / "reference").glob("*.md"):
+        for module, names in re.findall(
+            r"currentmodule:: (\S+)\n\n.*?nosignatures:\n\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL
+        ):
+            found.setdefault(module, []).extend(names.split())
+    return found
