@@ -60,7 +60,7 @@ class WorkerCode(NamedTuple):
     Attributes:
         program: the factories, and the definitions that they refer to.
         spans: the first slot of each worker, and the one after its last.
-        registry: the entries of Gymnasium's registry (see `worker.registry.capture_registry`); None where workers are
+        registry: the entries of Gymnasium's registry (see `worker.specs.capture_registry`); None where workers are
             threads, which have it.
     """
 

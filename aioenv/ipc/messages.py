@@ -124,7 +124,7 @@ class StepReply(NamedTuple):
     failures: list[Failure]
     exhausted: Sequence[int] = ()  # rows whose envs have no further episode
     overflow: Sequence[tuple[int, bytes]] = ()  # rows, and the data that did not fit into their checkpoints
-    render_updates: Sequence[tuple[int, Any]] = ()  # rows, and `env_renderable.RenderUpdate`s for their images
+    render_updates: Sequence[tuple[int, Any]] = ()  # rows, and `state.render_source.RenderUpdate`s for their images
 
 
 # A step of successive rows, whose actions are arrays, is sent without pickle: the first row, and the number of rows.
