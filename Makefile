@@ -85,8 +85,8 @@ soak: $(VENV)/.dev opengl-all
 ecosystem: $(VENV)/.base opengl-all
 	$(BIN)/python -m tests.ecosystem.run $(ARGS)
 
-# the pages whose code needs other libraries
-NEED_TORCH := $(patsubst %,'tests/docs/test_pages.py::test_the_code_of_a_page_runs[%]',$(shell grep -l '^needs:' docs/*/*.md))
+# the pages whose code needs libraries that `make test` does not install
+NEED_TORCH := $(patsubst %,'tests/docs/test_pages.py::test_the_code_of_a_page_runs[%]',$(shell grep -l '^needs:.*torch' docs/*/*.md))
 # the tests of the adapters, which `make test` skips where the other libraries are missing
 adapters: $(VENV)/.adapters opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) \
@@ -115,9 +115,10 @@ bench: $(VENV)/.bench
 dist: $(VENV)/.dist opengl-all
 	$(BIN)/python tests/tools/dist.py $(ARGS)
 
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs opengl
 	rm -rf docs/reference/generated build/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	$(BIN)/python -m tests.docs.built
 
 # each page in Chromium: width, contrast, errors (Debian: apt-get install chromium)
 docs-browser: docs

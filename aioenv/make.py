@@ -73,6 +73,7 @@ def make_vec(
     episode_stats: bool | EpisodeStats = False,
     stats_prefix: str | None = None,
     seed_plan: Sequence[int] | None = None,
+    autoreset_options: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any] | None] | None = None,
     check_numerics: bool = False,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
@@ -140,6 +141,7 @@ def make_vec(
             ignore_signals=ignore_signals,
             debug=debug,
             seed_plan=seed_plan is not None,
+            autoreset_options=autoreset_options is not None,
         )
         if with_mode:
             env_kwargs["autoreset_mode"] = parse_mode(autoreset_mode)
@@ -197,6 +199,7 @@ def make_vec(
         episode_stats=episode_stats,
         stats_prefix=stats_prefix,
         seed_plan=seed_plan,
+        autoreset_options=autoreset_options,
         check_numerics=check_numerics,
     )
 

@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from aioenv.core.arguments import (
+    check_autoreset_options,
     check_cpu_affinity,
     check_factories,
     check_num_workers,
@@ -142,7 +143,13 @@ class AsyncVectorEnv(Traced, AsyncResource):
             None they are not logged.
         seed_plan: seeds for episodes that are given none, autoresets above all; at least `num_envs`. Slot i's episode k
             gets seed number `i + k * num_envs`, modulo their number, for any number of workers. A reset of all slots
-            starts the plan again; a seed passed to `reset` replaces the first one of its slot.
+            starts the plan again. A seed that is passed to a reset stands in place of the episode's own.
+        autoreset_options: the options of automatic resets: a dict, passed to each of them as `options`, or a function
+            `f(slot, episode)` that returns such a dict or None. Automatic resets are those of the autoreset mode, and
+            those of rollouts and numbered episodes. A reset of your own passes its own options alone. Episode 0 of a
+            slot is the one that the last reset of all slots began. Each later reset of the slot adds 1, for any number
+            of workers, also after the restart of one. The function runs in the worker and travels like a factory; if it
+            raises, its slot has an `EnvError`. It is not for `RestartPolicy(resume=True)`; a dict is.
         check_numerics: raise an `EnvError` if a reward or an observation is NaN or infinite, even if it is within the
             bounds of its space. Its `__cause__` is a `NumericsError` with the step since the slot's reset (or since
             the restart of its worker) and the place of the value. The slot must be reset then. The check takes about
@@ -154,7 +161,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
     Raises:
         ValueError: if `env_fns` is empty, or an argument is not one of its values.
-        TypeError: if an element of `env_fns` is not callable, or can't be pickled.
+        TypeError: if an element of `env_fns` is not callable, or it or `autoreset_options` can't be pickled.
     """
 
     _noun = "vector env"
@@ -195,6 +202,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         episode_stats: bool | EpisodeStats = False,
         stats_prefix: str | None = None,
         seed_plan: Sequence[int] | None = None,
+        autoreset_options: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any] | None] | None = None,
         check_numerics: bool = False,
     ) -> None:
         env_fns = bind_to_slots(listed_factories(env_fns))
@@ -230,9 +238,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
             transport = "frames"  # which no frame is made for
         in_thread = here or debug
         workers = check_num_workers(1 if here or (debug and num_workers is None) else num_workers, self.num_envs)
+        options = check_autoreset_options(autoreset_options, restart)
         self._clock = Clock()
         with record_pickled() as stats:
-            code = make_program(env_fns, workers, live=in_thread)
+            code = make_program(env_fns, workers, live=in_thread, autoreset_options=options)
         self._config = WorkerPoolConfig(
             code=code,
             num_workers=workers,

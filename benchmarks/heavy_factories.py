@@ -1,6 +1,6 @@
 """Measure start-up time and memory of vector envs whose factories carry a large table, beside Gymnasium's.
 
-    python -m benchmarks.heavy_factories                         # all rows, printed as Markdown tables
+    python -m benchmarks.heavy_factories                         # all rows
     python -m benchmarks.heavy_factories --case partial --mb 10  # one case, with a smaller table
 
 The cases:
@@ -192,24 +192,26 @@ def measure(make: Callable[[], Any]) -> dict[str, float]:
 # ---------------------------------------------------------------- all rows
 
 
-def run_row(case: str, contender: str, num_workers: int, mb: int) -> str:
-    """Measure in a process of its own; returns a line of the table."""
+def run_row(case: str, contender: str, num_workers: int, mb: int) -> list[str]:
+    """Measure in a process of its own; returns a row of the table."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if case == "global":
         environ[SIZE] = str(mb)
     row = ["--row", json.dumps([case, contender, num_workers, mb])]
-    name = f"| {contender}, {num_workers} |"
+    problem = ""
     try:
         done = subprocess.run(
             [sys.executable, __file__, *row], env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
+        if done.returncode:
+            problem = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:120]
     except subprocess.TimeoutExpired:
-        return f"{name} over {LIMIT_S:.0f} s {'| ' * len(COLUMNS)}|"
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return f"{name} {reason[:120]} {'| ' * len(COLUMNS)}|"
+        problem = f"over {LIMIT_S:.0f} s"
+    name = f"{contender}, {num_workers}"
+    if problem:
+        return [f"{name}: {problem}", *[""] * len(COLUMNS)]
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return f"{name} {found['seconds']:.2f} | " + " | ".join(f"{found[column]:.0f}" for column in COLUMNS[1:]) + " |"
+    return [name, f"{found['seconds']:.2f}", *(f"{found[column]:.0f}" for column in COLUMNS[1:])]
 
 
 def main() -> None:
@@ -223,13 +225,21 @@ def main() -> None:
     if options.row is not None:
         print(json.dumps(measure(maker(*json.loads(options.row)))))
         return
+    from aioenv.cli.terminal import progress, show_table  # here, since workers of spawn import this file
+
     for case in options.case or CASES:
         num_envs, numbers = CASES[case]
-        print(f"\n{case}: {num_envs} envs, a table of {options.mb} MB\n")
-        print(f"| processes | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}", flush=True)
-        for contender in options.contender or CONTENDERS:
-            for num_workers in numbers if contender.startswith("aioenv") else (num_envs,):
-                print(run_row(case, contender, num_workers, options.mb), flush=True)
+        todo = [
+            (contender, num_workers)
+            for contender in options.contender or CONTENDERS
+            for num_workers in (numbers if contender.startswith("aioenv") else (num_envs,))
+        ]
+        rows = []
+        with progress(len(todo)) as show:
+            for contender, num_workers in todo:
+                show(f"{case}: {contender}, {num_workers}")
+                rows.append(run_row(case, contender, num_workers, options.mb))
+        show_table(("processes", *COLUMNS), rows, title=f"{case}: {num_envs} envs, a table of {options.mb} MB")
 
 
 if __name__ == "__main__":

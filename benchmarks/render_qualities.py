@@ -22,6 +22,7 @@ from gymnasium.envs.mujoco import mujoco_env
 
 import aioenv
 from aioenv import RenderQuality
+from aioenv.cli.terminal import show_table
 from aioenv.rendering.config import FAST
 
 # Drawn in the picture; the costs are of a HalfCheetah.
@@ -86,10 +87,13 @@ def main() -> None:
                 costs[name] = milliseconds(pool, np.tile(pool.get_state(mujoco.MjData(pool.model)), (32, 1)))
     imageio.imwrite(PICTURE, np.concatenate(panels, axis=1), optimize=True)
     print(f"{PICTURE.name}: {PICTURE.stat().st_size} bytes; drawn by {renderer}")
+    rows = []
     for name, cost in costs.items():
         panel = QUALITIES[name][1]
         share = f"{cost / next(iter(costs.values())):.2g}"
-        print(f"| `{name}` | {f'picture {panel}' if panel else ''} | {share} | {cost:.2g} |")
+        rows.append((name, f"picture {panel}" if panel else "", share, f"{cost:.2g}"))
+    if rows:
+        show_table(("quality", "", "share", "ms an image"), rows, texts=2)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv import speedups
 from aioenv.cli.contenders import ACTION_BATCHES, Workload
+from aioenv.cli.terminal import show_table
 from aioenv.core.dispatcher import Dispatcher
 from aioenv.core.requests import BatchRequestPool
 from aioenv.core.scheduler import RequestScheduler
@@ -67,7 +68,10 @@ class StageClock:
         return statistics.median(times) * len(times) / steps * 1e6 if times else 0.0
 
 
-async def parent(workload: Workload) -> None:
+Rows = list[tuple[str, str]]  # stages, and microseconds a step
+
+
+async def parent(workload: Workload) -> Rows:
     """Clock the parent's stages."""
     clock = StageClock()
     clock.wrap(Layout, "take_apart", "check and copy the actions")
@@ -90,12 +94,11 @@ async def parent(workload: Workload) -> None:
             began = time.perf_counter()
             await envs.step(actions[number % ACTION_BATCHES])
             whole.append(time.perf_counter() - began)
-    print(f"| one step, start to end | {statistics.median(whole) * 1e6:.0f} |")
-    for stage in clock.spent:
-        print(f"| parent: {stage} | {clock.a_step(stage, STEPS):.0f} |")
+    stages = [(f"parent: {stage}", f"{clock.a_step(stage, STEPS):.0f}") for stage in clock.spent]
+    return [("one step, start to end", f"{statistics.median(whole) * 1e6:.0f}"), *stages]
 
 
-def worker(workload: Workload) -> None:
+def worker(workload: Workload) -> Rows:
     """Clock a worker's stages, with its share of the envs, in this process."""
     rows = workload.num_envs // WORKERS
     service = EnvService([workload.make_env] * rows, AutoresetMode.NEXT_STEP, False)
@@ -147,16 +150,18 @@ def worker(workload: Workload) -> None:
             if terminated or truncated:
                 env.reset()
         alone.append(time.perf_counter() - began)
-    print(f"| a worker's share of {rows} envs, alone | {statistics.median(whole) * 1e6:.0f} |")
-    print(f"| a loop over {rows} envs, nothing else | {statistics.median(alone) * 1e6:.0f} |")
     mine.close()
     theirs.close()
     service.close()
+    return [
+        (f"a worker's share of {rows} envs, alone", f"{statistics.median(whole) * 1e6:.0f}"),
+        (f"a loop over {rows} envs, nothing else", f"{statistics.median(alone) * 1e6:.0f}"),
+    ]
 
 
 if __name__ == "__main__":
     ENV, NUM_ENVS = sys.argv[1], int(sys.argv[2])
     STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 3000
-    print(f"| {ENV} x {NUM_ENVS}, {WORKERS} workers | µs |\n|---|---|")
-    aioenv.run(parent(Workload(ENV, NUM_ENVS, 1.0)))
-    worker(Workload(ENV, NUM_ENVS, 1.0))
+    workload = Workload(ENV, NUM_ENVS, 1.0)
+    found = [*aioenv.run(parent(workload)), *worker(workload)]
+    show_table((f"{ENV} x {NUM_ENVS}, {WORKERS} workers", "µs"), found)

@@ -106,7 +106,7 @@ def test_the_architecture_page_lists_the_layers_in_their_order():
 
 
 def neighbours(file: str, files: Mapping[str, str]) -> set[str]:
-    """The files that a file imports, or takes a name from, be it for the type checker alone."""
+    """The files that a file imports, or imports names from; imports for the type checker alone do not count."""
     package = ".".join(["aioenv", *Path(file).parent.parts])
     found = set()
     for _, name in imported(ast.parse(files[file]), package):

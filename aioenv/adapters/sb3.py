@@ -128,7 +128,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         options, seeds = self._options, list(self._seeds)
         result: ResetResult | Ready
         if all(each is options[0] or not (each or options[0]) for each in options):
-            result = self._envs.reset(seed=seeds, options=options[0] or None)
+            # a list of None would let a `seed_plan`, and the numbers of episodes, go on
+            given = any(seed is not None for seed in seeds)
+            result = self._envs.reset(seed=seeds if given else None, options=options[0] or None)
         else:
             result = self._envs._portal.call(_reset_each, self._envs._envs, seeds, options)
         self.reset_infos = row_infos(result.info, self.num_envs)

@@ -24,6 +24,7 @@ from aioenv.rendering.config import RenderConfig
 from aioenv.worker.making import TASKS, vector_entry_point
 
 __all__ = [
+    "check_autoreset_options",
     "check_cpu_affinity",
     "check_factories",
     "check_num_envs",
@@ -218,6 +219,34 @@ def check_seed_plan(
     if restart is not None and restart.resume:
         raise ValueError("seed_plan: not with RestartPolicy(resume=True), whose replayed resets would take other seeds")
     return items.astype(np.int64)
+
+
+def check_autoreset_options(options: Any, restart: RestartPolicy | None) -> Any:
+    """Return the options of automatic resets.
+
+    Raises:
+        TypeError: if they are neither a dict nor a function that can be called with a slot and an episode number.
+        ValueError: if they are a function, and slots are resumed after the end of a worker.
+    """
+    if options is None or isinstance(options, Mapping):
+        return options
+    expected = "autoreset_options: expected a dict, a function f(slot, episode) that returns one, or None"
+    if not callable(options) or isinstance(options, type):
+        raise TypeError(f"{expected}, got {options!r}")
+    if inspect.iscoroutinefunction(options):
+        raise TypeError(f"{expected}, got a coroutine function, {options!r}; workers can't await it")
+    try:
+        inspect.signature(options).bind(0, 0)
+    except TypeError as exc:
+        raise TypeError(f"{expected}, got {options!r}, which can't be called so: {exc}") from None
+    except ValueError:  # a function of C without a signature
+        pass
+    if restart is not None and restart.resume:
+        raise ValueError(
+            "autoreset_options: not a function with RestartPolicy(resume=True), whose replayed resets would count as "
+            "further episodes; a dict is possible"
+        )
+    return options
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

@@ -104,6 +104,8 @@ class SlotGroup(Protocol):
         seeds: Mapping[int, int | None] | None = None,
         options: dict[str, Any] | None = None,
         name: str = "rollout",
+        *,
+        automatic: bool = False,
     ) -> None:
         """Reset some slots of the group; the result has the rows of these slots alone.
 
@@ -112,6 +114,7 @@ class SlotGroup(Protocol):
             seeds: a seed for each of them; None: no seeds.
             options: passed to each env's `reset`.
             name: the user's call, for errors.
+            automatic: whether to pass the options of automatic resets instead.
         """
 
     async def recv(self) -> StepOutcome:

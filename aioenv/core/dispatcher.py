@@ -319,7 +319,7 @@ class Dispatcher:
             request.images.step = step
 
     def _hold(self, request: BatchRequest, part: WorkerRequest, error: WorkerDied | None) -> bool:
-        """Keep a request until its worker is back, if it is being started again (see `Restarter.hold`)."""
+        """Keep a request until its worker is back, if it is being started again (see `Restarter.queue_request`)."""
         if self.restarter is None or part.sent is None:
             return False
         again = partial(self.submit, request, part, part.sent)

@@ -173,6 +173,8 @@ class WorkerGroup:
         each: bool = True,
         waiting: bool = True,
         whole: bool = True,
+        automatic: bool = False,
+        every_slot: bool = False,
     ) -> BatchRequest:
         """Send a reset of some slots of the group.
 
@@ -185,6 +187,8 @@ class WorkerGroup:
             waiting: as for `step`.
             whole: whether the latest observations of the other slots of the group come, too. Otherwise `slots` must be
                 all of them.
+            automatic: whether to pass the options of automatic resets instead.
+            every_slot: whether the user resets all slots, so that episodes are numbered from 0 again.
 
         Raises:
             TypeError: if options can't be pickled. Nothing was sent.
@@ -198,7 +202,15 @@ class WorkerGroup:
             numbers = chosen.tolist()
             own = [seeds.get(slot) for slot in numbers]
             payload = reset_payload(
-                member, numbers, own, options, whole=whole, shown=shown if whole else None, each=each
+                member,
+                numbers,
+                own,
+                options,
+                whole=whole,
+                shown=shown if whole else None,
+                each=each,
+                automatic=automatic,
+                every_slot=every_slot,
             )
             sent.append(SentRequest(Kind.RESET, (), payload, chosen))
         scheduler.note_reset(slots, {slot: seeds.get(slot) for slot in slots.tolist()})
@@ -266,10 +278,12 @@ class WorkerGroup:
         seeds: Mapping[int, int | None] | None = None,
         options: dict[str, Any] | None = None,
         name: str = "rollout",
+        *,
+        automatic: bool = False,
     ) -> None:
         """Reset some of the slots; the result has their rows alone."""
         group = self if len(slots) == len(self.slots) else WorkerGroup(self._scheduler, slots)
-        self._request = group.reset(group.slots, seeds or {}, options, name, whole=False)
+        self._request = group.reset(group.slots, seeds or {}, options, name, whole=False, automatic=automatic)
 
     def send_look(self) -> None:
         """Ask for the latest observations (see `look`)."""
@@ -491,12 +505,14 @@ class ActiveSlots:
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask (see `AsyncVectorEnv.reset`)."""
         scheduler = self._scheduler
-        seeds = scheduler.worker_pool.seeds(seed, np.arange(scheduler.num_envs), restarts_plan=mask is None)
+        seeds = scheduler.worker_pool.seeds(seed, np.arange(scheduler.num_envs))
         group = await self._prepare(timeout_s)
         if group is None:
             return _as_reset(self._all_paused())
         slots = group.slots if mask is None else group.slots[mask[group.slots]]
-        request = group.reset(slots, dict(enumerate(seeds)), options, "reset", each=is_seed_list(seed))
+        request = group.reset(
+            slots, dict(enumerate(seeds)), options, "reset", each=is_seed_list(seed), every_slot=mask is None
+        )
         whole: ResetResult = await self._outcome(request, timeout_s)
         return whole
 

@@ -187,7 +187,7 @@ class SlotHistory:
             return "set_state", sent.state
         if sent.kind is Kind.RESET:
             request: ResetRequest = load(sent.payload)
-            return "reset", request.seeds[request.rows.index(row)], request.options
+            return "reset", request.seeds[request.rows.index(row)], request.options, request.automatic
         _, objects, given = load_step(sent.payload)
         slots = sent.slots.tolist()
         index = slots.index(slot)

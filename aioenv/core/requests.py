@@ -102,6 +102,8 @@ def reset_payload(
     whole: bool,
     shown: Sequence[int] | None = None,
     each: bool = False,
+    automatic: bool = False,
+    every_slot: bool = False,
 ) -> bytes:
     """Make the payload of a RESET of some slots of a worker (see `ResetRequest`).
 
@@ -110,7 +112,8 @@ def reset_payload(
     """
     rows = tuple(slot - member.start for slot in slots)
     try:
-        return dump(ResetRequest(rows, tuple(seeds), options, whole, shown, each), member.worker.definitions)
+        request = ResetRequest(rows, tuple(seeds), options, whole, shown, each, automatic, every_slot)
+        return dump(request, member.worker.definitions)
     except Exception as exc:
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 

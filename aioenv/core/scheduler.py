@@ -231,13 +231,14 @@ class RequestScheduler:
         """Reset all slots that are not paused, or those of a mask; the others keep their last observations."""
         if self.table.paused is not None:
             return await self._active().reset(seed, mask, options, timeout_s)
-        seeds = self.worker_pool.seeds(seed, self._all_slots, restarts_plan=mask is None)
+        seeds = self.worker_pool.seeds(seed, self._all_slots)
         if self._abandoned:
             await self.drain(timeout_s)
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
         by_slot = {slot: seeds[slot] for slot in slots.tolist()}
+        listed, every = is_seed_list(seed), mask is None
         with self.dispatcher.off_this_thread(timeout_s is not None):
-            request = self.everyone.reset(slots, by_slot, options, "reset", each=is_seed_list(seed))
+            request = self.everyone.reset(slots, by_slot, options, "reset", each=listed, every_slot=every)
         return await self.outcome(request, self._reset_result, timeout_s)
 
     def _active(self) -> ActiveSlots:
@@ -394,15 +395,14 @@ class RequestScheduler:
     def send_reset(self, slots: Iterable[int] | None, seed: int | Seeds | None, options: dict[str, Any] | None) -> None:
         """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
         numbers = self.table.slot_numbers(slots)
-        seeds = dict(
-            zip(numbers.tolist(), self.worker_pool.seeds(seed, numbers, restarts_plan=slots is None), strict=True)
-        )
+        seeds = dict(zip(numbers.tolist(), self.worker_pool.seeds(seed, numbers), strict=True))
         numbers = np.sort(numbers[self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)])
         if not len(numbers):
             return
         own = {slot: seeds[slot] for slot in numbers.tolist()}
         group = WorkerGroup(self, numbers)
-        group.reset(numbers, own, options, "send_reset", each=is_seed_list(seed), waiting=False, whole=False)
+        listed, every = is_seed_list(seed), slots is None
+        group.reset(numbers, own, options, "send_reset", each=listed, waiting=False, whole=False, every_slot=every)
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""

@@ -24,7 +24,7 @@ from gymnasium.vector.utils import batch_differing_spaces
 from aioenv.assign import spread
 from aioenv.core.arguments import check_factories, check_seconds, check_worker_env
 from aioenv.core.service_calls import ModelFields
-from aioenv.definitions.restore import FactoryReference
+from aioenv.definitions.restore import CommonReference, FactoryReference
 from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.ipc.memory import SharedMemory
@@ -41,7 +41,7 @@ from aioenv.spaces.seeding import spread_seeds
 from aioenv.speedups import read_by_c
 from aioenv.state.assets import Looks
 from aioenv.state.render_source import MujocoSource
-from aioenv.stats.counters import SeedPlan
+from aioenv.stats.counters import ResetPlan
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.worker.description import EnvDescription, EnvMetadata, MetadataService
@@ -60,7 +60,7 @@ class WorkerCode(NamedTuple):
     Attributes:
         program: the factories, and the definitions that they refer to.
         spans: the first slot of each worker, and the one after its last.
-        registry: the entries of Gymnasium's registry (see `worker.registry.capture_registry`); None where workers are
+        registry: the entries of Gymnasium's registry (see `worker.specs.capture_registry`); None where workers are
             threads, which have it.
     """
 
@@ -69,22 +69,27 @@ class WorkerCode(NamedTuple):
     registry: tuple[bytes, bytes] | None
 
 
-def make_program(factories: Sequence[Callable[..., Any]], num_workers: int, *, live: bool = False) -> WorkerCode:
+def make_program(
+    factories: Sequence[Callable[..., Any]], num_workers: int, *, live: bool = False, autoreset_options: Any = None
+) -> WorkerCode:
     """Take a snapshot of factories and of the code that they refer to.
 
     Args:
         factories: one a slot.
         num_workers: the number of workers.
         live: whether the workers are threads of this process.
+        autoreset_options: the options of automatic resets, a dict or a function, which is sent like factories; None:
+            there are none.
 
     Raises:
-        TypeError: if a factory can't be sent to a worker.
+        TypeError: if a factory or the options can't be sent to a worker.
     """
     spans = spread(len(factories), num_workers)
+    common = None if autoreset_options is None else ("autoreset_options", autoreset_options)
     if live:
-        return WorkerCode(CodeSnapshot(factories, spans, live=True), spans, None)
+        return WorkerCode(CodeSnapshot(factories, spans, live=True, common=common), spans, None)
     registry = capture_registry()
-    program = CodeSnapshot(factories, spans, names=registry.names, specs=registry.specs)
+    program = CodeSnapshot(factories, spans, names=registry.names, specs=registry.specs, common=common)
     return WorkerCode(program, spans, registry.entries)
 
 
@@ -242,7 +247,8 @@ class WorkerPool:
         first_checkpoints: the checkpoints of new envs, by worker (see `EnvService.configure`), or None.
         drawn_by: the name of the OpenGL that workers draw observations with; empty if they draw none.
         checkpoint_size: float64 numbers of checkpoint that each reply has a row; 0 if slots are not resumed.
-        seed_plan: the seeds of episodes that are given none; None if there is no plan.
+        reset_plan: the seeds of episodes that are given none, and the options of automatic resets; None if there are
+            neither.
         shared_batches: the arrays in shared memory, by number of the batch; empty if there are none.
         vectorized: whether the slots of a worker are one vector env.
         steps_some: whether a slot can be stepped without the others of its worker.
@@ -283,7 +289,7 @@ class WorkerPool:
         self.model_fields: ModelFields | None = None
         self._shared_layout: SharedLayout | None = None
         self._memory: SharedMemory | None = None
-        self.seed_plan: SeedPlan | None = None
+        self.reset_plan: ResetPlan | None = None
         assert config.code is not None
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
@@ -372,8 +378,11 @@ class WorkerPool:
     def _share(self) -> None:
         """Make the memory that workers and this process share."""
         try:
-            if self._config.seeds is not None:
-                self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
+            assert self._config.code is not None
+            seeds, has_options = self._config.seeds, self._config.code.program.common is not None
+            if seeds is not None or has_options:
+                options = CommonReference() if has_options else None
+                self.reset_plan = ResetPlan(self.members[-1].stop, seeds, options)
             if self._config.transport != "frames":
                 self._memory = SharedMemory.create()
         except OSError as exc:
@@ -427,7 +436,7 @@ class WorkerPool:
             as_it_has: whether the spaces are those of its first env, so that they need not be sent.
         """
         spaces = (None, None) if as_it_has else (packed(self.received.space), packed(self.single_action_space))
-        plan = () if self.seed_plan is None else (self.seed_plan,)
+        plan = () if self.reset_plan is None else (self.reset_plan,)
         return await worker.call("configure", *spaces, *self._configuration, worker.slots[0], *plan)
 
     def _lay_out_memory(self) -> None:
@@ -459,8 +468,8 @@ class WorkerPool:
     def _free(self) -> None:
         """Release all resources that are shared with workers."""
         self._free_memory()
-        if self.seed_plan is not None:
-            self.seed_plan.close()
+        if self.reset_plan is not None:
+            self.reset_plan.close()
         if self.model_fields is not None:
             self.model_fields.close()
 
@@ -472,21 +481,16 @@ class WorkerPool:
         for member in self.members:
             member.worker.memory = None  # or its next process would get a closed descriptor
 
-    def seeds(
-        self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, restarts_plan: bool
-    ) -> list[int | None]:
-        """Return one seed for each of `slots`: as given, or the first of the plan if no seed was given.
+    def seeds(self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64]) -> list[int | None]:
+        """Return one seed for each of `slots`.
 
         Args:
             seed: as of `AsyncVectorEnv.reset`.
             slots: the slots that are reset.
-            restarts_plan: whether all slots are reset, so that a seed plan starts again.
 
         Raises:
             ValueError: if a list has another length than there are slots.
         """
-        if seed is None and restarts_plan and self.seed_plan is not None:
-            return self.seed_plan.first_seeds(slots.tolist())
         return spread_seeds(seed, slots, int(self._stops[-1]))
 
     def shares(self, slots: npt.NDArray[np.int64]) -> list[tuple[WorkerSlots, npt.NDArray[np.int64]]]:

@@ -24,11 +24,13 @@ __all__ = [
     "Code",
     "CodeMemory",
     "CodePart",
+    "CommonReference",
     "FactoryReference",
     "MainModule",
     "ModuleLocation",
     "explain",
     "load_late_definition",
+    "local_common",
     "local_factories",
     "make_transient",
     "namespace_module",
@@ -82,6 +84,7 @@ class Code(NamedTuple):
     definitions: CodePart = CodePart(b"", ())
     factories: CodePart = CodePart(b"", ())
     pattern: tuple[int, ...] = ()  # the number of each row's factory
+    common: str | None = None  # the name of the object that all workers have, number 0 of the factories
     specs: Sequence[tuple[str, CodePart]] = ()  # registered specs that refer to definitions, by id
 
 
@@ -113,10 +116,18 @@ class FactoryReference(Sequence[Any]):
         raise TypeError("these factories are in a worker")
 
 
+class CommonReference:
+    """Refers to the object that all workers of a snapshot have; in a worker it unpickles as that object."""
+
+    def __reduce__(self) -> Any:
+        return local_common, ()
+
+
 class _State(threading.local):
     """The state of one worker, which may be a thread."""
 
     factories: Any = ()
+    common: Any = None
     namespaces: dict[int, dict[str, Any]] | None = None  # while definitions are loaded
     modules: dict[str, types.ModuleType] | None = None
     private_main: dict[str, Any] | None = None
@@ -128,6 +139,11 @@ _state = _State()
 def local_factories(number: int | None = None) -> Any:
     """Return the factories of this worker, or one of them."""
     return _state.factories if number is None else _state.factories[number]
+
+
+def local_common() -> Any:
+    """Return the object that all workers of this one's vector env have."""
+    return _state.common
 
 
 class LazyFactories:
@@ -147,7 +163,10 @@ class LazyFactories:
         return len(self._pattern)
 
     def __getitem__(self, row: int) -> Any:
-        number = self._pattern[row]
+        return self.numbered(self._pattern[row])
+
+    def numbered(self, number: int) -> Any:
+        """Return the factory of this number."""
         while number >= len(self._loaded):
             self._loaded.append(self._load())
         return self._loaded[number]
@@ -171,6 +190,7 @@ def restore(code: Code) -> dict[str, Any]:
         assert isinstance(live, LiveTable)
         set_current_table(live)
         _state.factories = live.factories[code.live]
+        _state.common = live.common
         return {}
     table = DefinitionTable(code.token, code.modules)
     _set_up_main_module(code.main)
@@ -186,8 +206,17 @@ def restore(code: Code) -> dict[str, Any]:
     _load_definitions(unpickler.load, code.entries, table)
     set_current_table(table)
     specs = {env_id: _load_with_memo(unpickler, part, memory) for env_id, part in code.specs}
-    _state.factories = LazyFactories(unpickler.load, code.pattern)
+    _state.factories = factories = LazyFactories(unpickler.load, code.pattern)
+    if code.common is not None:
+        try:
+            _state.common = factories.numbered(0)
+        except Exception as exc:
+            raise UnsendableError(f"{code.common} {_not_loaded(exc)}") from exc
     return specs
+
+
+def _not_loaded(exc: Exception) -> str:
+    return f"could not be loaded in the worker: {type(exc).__name__}: {exc}"
 
 
 def _set_up_main_module(main: MainModule | None) -> None:
@@ -307,9 +336,7 @@ def _load_definitions(
             try:
                 kind, target, name, value = load()
             except Exception as exc:
-                raise UnsendableError(
-                    f"{explain(*entry)}, could not be loaded in the worker: {type(exc).__name__}: {exc}"
-                ) from exc
+                raise UnsendableError(f"{explain(*entry)}, {_not_loaded(exc)}") from exc
             if not (keeps and kind == "global" and name in target):
                 _apply(kind, target, name, value)
         listed, registries, hooked = load()

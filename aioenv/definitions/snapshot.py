@@ -454,13 +454,15 @@ class CodeSnapshot:
         names: globals of the main module that workers need, too: registered specs name them.
         specs: registered specs that refer to definitions of the script, by id.
         live: whether workers are threads of this process, which get the objects themselves.
+        common: an object that all workers get beside their factories, after its name for errors (see
+            `CommonReference`); None if there is none.
 
     Attributes:
         table: the definitions that messages refer to.
-        factories: as given.
+        factories, common: as given.
 
     Raises:
-        TypeError: if a factory can't be sent; the message has its number.
+        TypeError: if a factory, or the common object, can't be sent; the message names it.
     """
 
     def __init__(
@@ -471,17 +473,19 @@ class CodeSnapshot:
         names: Iterable[str] = (),
         specs: Sequence[tuple[str, Any]] = (),
         live: bool = False,
+        common: tuple[str, Any] | None = None,
     ) -> None:
         self.factories = list(factories)
+        self.common = common
         self._spans, self._names, self._specs = spans, tuple(names), tuple(specs)
         token = secrets.token_bytes(TOKEN_BYTES)
         if live:
-            self.table: DefinitionTable = LiveTable(token, factories)
-            _trial_pickle_live(factories)
+            self.table: DefinitionTable = LiveTable(token, factories, None if common is None else common[1])
+            _trial_pickle_live([*factories, common])
             return
         self.table = table = ParentTable(token)
         self._memory = SnapshotMemory(token)
-        self._codes = _SnapshotWriter(table, self._memory, self._names, self._specs).write(factories, spans)
+        self._codes = _SnapshotWriter(table, self._memory, self._names, self._specs).write(factories, spans, common)
 
     def code(self, worker: int) -> Code:
         """Return the code of a worker; it is valid as long as this snapshot exists."""
@@ -496,16 +500,17 @@ class CodeSnapshot:
         return self
 
     def __reduce__(self) -> Any:
-        made_from = self.factories, self._spans, self._names, self._specs, isinstance(self.table, LiveTable)
+        live = isinstance(self.table, LiveTable)
+        made_from = self.factories, self._spans, self._names, self._specs, live, self.common
         return _retake, (_dump_by_value(made_from),)
 
 
-def _trial_pickle_live(factories: Sequence[Any]) -> None:
-    """Pickle live factories on trial, so that shared statistics among their arguments are recorded."""
+def _trial_pickle_live(objects: Sequence[Any]) -> None:
+    """Pickle live objects on trial, so that shared statistics among their arguments are recorded."""
     collector = DefinitionCollector()
-    for factory in {id(f): f for f in factories}.values():
+    for value in {id(value): value for value in objects}.values():
         with contextlib.suppress(Exception):
-            collector.reach(factory)
+            collector.reach(value)
 
 
 class _SnapshotWriter:
@@ -527,10 +532,14 @@ class _SnapshotWriter:
         self._factory_parts: dict[tuple[int, ...], CodePart] = {}
         self._registered, self._specs = self._reach_registered(names, specs)
 
-    def write(self, factories: Sequence[Any], spans: Sequence[tuple[int, int]]) -> list[Code]:
+    def write(
+        self, factories: Sequence[Any], spans: Sequence[tuple[int, int]], common: tuple[str, Any] | None
+    ) -> list[Code]:
         """Return the code of each worker."""
-        roots = self._reach(factories)
-        codes = [self._code(factories, roots, start, stop) for start, stop in spans]
+        named = [(f"env_fns[{index}]", factory) for index, factory in enumerate(factories)]
+        shared = [] if common is None else [common]
+        roots = self._reach([*named, *shared])
+        codes = [self._code(named[start:stop], shared, roots) for start, stop in spans]
         place, located = self._memory.finish(), _module_locations(self._collector.imports)
         return [code._replace(place=place, located=located) for code in codes]
 
@@ -548,42 +557,48 @@ class _SnapshotWriter:
                 sent.append((env_id, f"{exc}"))
         return roots, sent
 
-    def _reach(self, factories: Sequence[Any]) -> dict[int, Root]:
-        """Collect the definitions that factories reach; return their roots by id."""
+    def _reach(self, named: Sequence[tuple[str, Any]]) -> dict[int, Root]:
+        """Collect the definitions that factories, and the common object, reach; return their roots by id."""
         roots: dict[int, Root] = {}
-        for index, factory in enumerate(factories):
-            if id(factory) in roots:
+        for name, value in named:
+            if id(value) in roots:
                 continue
             try:
-                roots[id(factory)] = self._collector.reach(factory)
+                roots[id(value)] = self._collector.reach(value)
             except Exception as exc:
-                raise _unsendable(index, f"{exc}") from exc
-            if isinstance(factory, types.FunctionType):
-                self._check_own_values(factory, index)
+                raise _unsendable(name, f"{exc}") from exc
+            if isinstance(value, types.FunctionType):
+                self._check_own_values(value, name)
         return roots
 
-    def _check_own_values(self, factory: types.FunctionType, index: int) -> None:
-        """Raise a TypeError if a factory's own closure can't be sent: it would fail as soon as it is called."""
-        cells = factory.__closure__ or ()
-        for entry in self._collector.entries_of(factory):
+    def _check_own_values(self, function: types.FunctionType, name: str) -> None:
+        """Raise a TypeError if a function's own closure can't be sent: it would fail as soon as it is called."""
+        cells = function.__closure__ or ()
+        for entry in self._collector.entries_of(function):
             if entry.error is not None and any(entry.target is cell for cell in cells):
-                raise _unsendable(index, f"{entry.describe()}: {entry.error}")
+                raise _unsendable(name, f"{entry.describe()}: {entry.error}")
 
-    def _code(self, factories: Sequence[Any], roots: dict[int, Root], start: int, stop: int) -> Code:
-        mine = factories[start:stop]
-        distinct = {id(factory): factory for factory in mine}
+    def _code(self, mine: Sequence[tuple[str, Any]], shared: Sequence[tuple[str, Any]], roots: dict[int, Root]) -> Code:
+        """Return the code of one worker, which has these factories, by name, and the common object, if there is one."""
+        distinct: dict[int, tuple[str, Any]] = {}
+        for name, value in (*shared, *mine):
+            distinct.setdefault(id(value), (name, value))
         collected = self._collect([roots[key] for key in distinct])
         number = {key: index for index, key in enumerate(distinct)}
         part = self._factory_parts.get(tuple(distinct))
         if part is None:
             emitter, large = self._emitter(after=collected.emitter)
-            for key, factory in distinct.items():
+            for name, value in distinct.values():
                 try:
-                    emitter.dump(factory)
+                    emitter.dump(value)
                 except Exception as exc:
-                    raise _unsendable([id(f) for f in factories].index(key), f"{exc}") from exc
+                    raise _unsendable(name, f"{exc}") from exc
             part = self._factory_parts[tuple(distinct)] = self._memory_part(emitter, large)
-        return collected.code._replace(factories=part, pattern=tuple(number[id(factory)] for factory in mine))
+        return collected.code._replace(
+            factories=part,
+            pattern=tuple(number[id(factory)] for _, factory in mine),
+            common=shared[0][0] if shared else None,
+        )
 
     def _collect(self, roots: Sequence[Root]) -> _CollectedDefinitions:
         """Return the definitions that some factories need: written once for all workers with the same needs."""
@@ -638,8 +653,8 @@ def _dump_by_value(value: Any) -> bytes:
 
 
 def _retake(data: bytes) -> CodeSnapshot:
-    factories, spans, names, specs, live = pickle.loads(data)
-    return CodeSnapshot(factories, spans, names=names, specs=specs, live=live)
+    factories, spans, names, specs, live, common = pickle.loads(data)
+    return CodeSnapshot(factories, spans, names=names, specs=specs, live=live, common=common)
 
 
 class _CollectedDefinitions:
@@ -649,10 +664,8 @@ class _CollectedDefinitions:
         self.emitter, self.code = emitter, code
 
 
-def _unsendable(index: int, reason: str) -> TypeError:
-    return TypeError(
-        f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: {reason}"
-    )
+def _unsendable(name: str, reason: str) -> TypeError:
+    return TypeError(f"{name} can't be sent to a worker, something that it refers to does not pickle: {reason}")
 
 
 def _main() -> MainModule:

@@ -105,11 +105,13 @@ class LiveTable(DefinitionTable):
     Args:
         token: see `DefinitionTable`.
         factories: of all slots.
+        common: the object that all workers have.
     """
 
-    def __init__(self, token: bytes, factories: Iterable[Any]) -> None:
+    def __init__(self, token: bytes, factories: Iterable[Any], common: Any = None) -> None:
         super().__init__(token)
         self.factories = list(factories)
+        self.common = common
         self._objects: Any = weakref.WeakValueDictionary()  # a new function may come with every message
         self._count = itertools.count()
 

@@ -162,8 +162,10 @@ class InProcessGroup:
         seeds: Mapping[int, int | None] | None = None,
         options: dict[str, Any] | None = None,
         name: str = "rollout",
+        *,
+        automatic: bool = False,
     ) -> None:
-        """Reset some of the slots (see `SlotGroup.send_reset`)."""
+        """Reset some of the slots (see `SlotGroup.send_reset`); there are no options of automatic resets."""
         self._request = self._backend.start_reset(slots, self._backend.seeds_of(seeds or {}), options, name)
 
     async def recv(self) -> StepOutcome:

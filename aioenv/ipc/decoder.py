@@ -86,7 +86,7 @@ class Decoder:
         self._read_list_for: Sequence[memoryview] | None = None  # the prediction that `_read_list` was made for
         self._read_list: list[memoryview] = []
         self._predicted_bytes = 0
-        # C reads these too, between two frames (`offer` in speedups/frames.c)
+        # C reads these too, between two frames (`prepare_read` in speedups/frames.c)
         self._head = memoryview(bytearray(HEADER_BYTES))
         self.frames: deque[Frame] = deque()
         self.error: WireError | None = None

@@ -123,7 +123,7 @@ class Encoder:
         Args:
             kind: the kind of the frame.
             request: the id of the request, 0 … 2**32-1.
-            generation: how often this worker has been started, 0 … 2**32-1.
+            generation: how often this worker has been restarted, 0 … 2**32-1.
             fixed: C-contiguous byte buffers (`memoryview`s of format "B", or bytes).
             payload: one more such buffer, of variable length.
 

@@ -103,6 +103,8 @@ class ResetRequest(NamedTuple):
     reply_all_rows: bool  # reply with the latest observations of all rows, not only of those that were reset
     reply_rows: Sequence[int] | None = None  # reply with the observations of these rows instead
     listed_seeds: bool = False  # the caller listed the seeds: don't take successive numbers for one seed of the batch
+    automatic: bool = False  # take the options of automatic resets
+    every_slot: bool = False  # all slots are reset: a plan of resets starts over
 
 
 class StepRequest(NamedTuple):
@@ -122,7 +124,7 @@ class StepReply(NamedTuple):
     failures: list[Failure]
     exhausted: Sequence[int] = ()  # rows whose envs have no further episode
     overflow: Sequence[tuple[int, bytes]] = ()  # rows, and the data that did not fit into their checkpoints
-    render_updates: Sequence[tuple[int, Any]] = ()  # rows, and `env_renderable.RenderUpdate`s for their images
+    render_updates: Sequence[tuple[int, Any]] = ()  # rows, and `state.render_source.RenderUpdate`s for their images
 
 
 # A step of successive rows, whose actions are arrays, is sent without pickle: the first row, and the number of rows.

@@ -181,19 +181,20 @@ def reap_orphans(session: int) -> bool:
     (`PR_SET_CHILD_SUBREAPER`). Other children are not touched: they belong to other sessions.
 
     Returns:
-        Whether none of the orphans still runs.
+        Whether it found none. One that it has reaped may have left others, so the caller has to look again.
     """
     if not _adopts():
         return True
-    all_gone = True
+    found_none = True
     with contextlib.suppress(ChildProcessError):  # none is left in its group
         while os.waitpid(-session, os.WNOHANG)[0]:
             pass
-        all_gone = False
+        found_none = False
     for pid in _children_of(session):  # those that have moved to other groups
+        found_none = False  # even if it ends now: this process adopts its children after they were listed
         with contextlib.suppress(ChildProcessError):
-            all_gone &= bool(os.waitpid(pid, os.WNOHANG)[0])
-    return all_gone
+            os.waitpid(pid, os.WNOHANG)
+    return found_none
 
 
 def _adopts() -> bool:

@@ -87,7 +87,7 @@ class OutstandingRequests:
     C (`speedups.send_steps`, `take_replies`) adds and removes requests too.
 
     Args:
-        generation: how often the worker has been started; all of its frames carry it.
+        generation: how often the worker has been restarted, 0 for the first process; all its frames carry it.
 
     Attributes:
         generation: as given.

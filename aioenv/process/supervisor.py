@@ -52,7 +52,7 @@ class WorkerState(Enum):
         NEW ──start──▶ STARTING ──ready──▶ READY
                           └──exit──▶ DEAD ◀──exit── READY, RESTARTING
                                       └──restart──▶ RESTARTING ──ready──▶ READY
-                          close, from every state ──▶ CLOSING ──exit──▶ CLOSED
+        STARTING, READY, RESTARTING ──close──▶ CLOSING ──exit──▶ CLOSED ◀──close── NEW, DEAD
 
     A READY worker that owes replies is reported as BUSY, or as DRAINING once no caller waits for them.
     """

@@ -253,6 +253,12 @@ class ThreadChannel:
     def enable_reader(self) -> None:
         """Do nothing: the loop always watches the thread."""
 
+    def close_service(self) -> None:
+        """Close the service, on its thread, and forget it: what it holds is freed at once."""
+        server, self.server, self._service, self._fast_path = self.server, None, None, None
+        if server is not None:
+            server.close()
+
     def close(self) -> None:
         """Take no more requests, and deliver no more replies."""
         self._end(None)
@@ -336,8 +342,8 @@ class ThreadProcess:
         channel = self._channel
 
         def last() -> None:
-            if channel is not None and channel.server is not None:
-                channel.server.close()
+            if channel is not None:
+                channel.close_service()
 
         self._thread.submit(last, lambda _, __: self._on_end(code))
         self._thread.finish(lambda: None)

@@ -406,7 +406,7 @@ class _EpisodeStepper:
                 asked.append(group)
             if seeds:
                 group = self._group(sorted(seeds), stepped=False)
-                group.send_reset(group.slots, seeds, None, "episodes")
+                group.send_reset(group.slots, seeds, None, "episodes", automatic=True)
                 asked.append(group)
             for group in asked:
                 outcome = await group.recv()

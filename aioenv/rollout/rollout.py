@@ -221,7 +221,7 @@ class _RolloutRun:
         rows = np.flatnonzero(ended)
         slots = progress.slots[rows]
         progress.ended = None
-        progress.group.send_reset(slots)
+        progress.group.send_reset(slots, automatic=True)
         wait = self._clock.envs.begin()
         try:
             outcome = await progress.group.recv()

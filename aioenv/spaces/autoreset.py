@@ -26,7 +26,7 @@ from aioenv.spaces.checks import BOOLS, NUMBERS, check_info, describe, flag_of, 
 from aioenv.speedups import step_rows
 
 if TYPE_CHECKING:
-    from aioenv.stats.counters import SeedPlan
+    from aioenv.stats.counters import ResetPlan
 
 __all__ = ["Autoreset", "ResultArrays", "Stepped", "parse_mode"]
 
@@ -36,6 +36,9 @@ _STEP, _RESET, _LOST = 0, 1, 2
 # The arrays that C writes results to: observations (an array, or dicts and tuples of arrays), rewards, terminated,
 # truncated, and a list of the last observations.
 ResultArrays: TypeAlias = "tuple[Any, Any, Any, Any, list[Any]]"
+
+# In place of the options of a reset: it is an automatic one.
+_AUTOMATIC: Any = object()
 
 _OLD_API_HINT = ", as in the old gym API; Gymnasium's migration guide says what to change"
 
@@ -126,26 +129,53 @@ class Autoreset:
         self.pending_reset = [_STEP] * len(envs)
         self._seeds: dict[int, int] = {}  # by row: the seed of its next reset
         self._lost: dict[int, Any] = {}  # by row: the last observation of an env that was lost, not yet returned
-        self._has_seed_plan = False
+        self._plan: ResetPlan | None = None
+        self._first_slot = 0
         self.mode = mode
         self.resets_next_step = mode is AutoresetMode.NEXT_STEP
         self._same_step = mode is AutoresetMode.SAME_STEP
 
-    def use_seed_plan(self, plan: SeedPlan, first_slot: int) -> None:
-        """Take the seeds of episodes that are given none from a plan; row 0 is slot `first_slot`."""
+    def use_plan(self, plan: ResetPlan, first_slot: int) -> None:
+        """Take the seeds of episodes that are given none, and the options of automatic resets, from a plan.
+
+        Args:
+            plan: the plan.
+            first_slot: the slot of row 0.
+        """
         self._resets = [
             partial(_reset_by_plan, reset, plan, first_slot + row) for row, reset in enumerate(self._resets)
         ]
-        self._has_seed_plan = True
+        self._plan, self._first_slot = plan, first_slot
 
     def wrap_reset(self, row: int, before: Callable[[], None], after: Callable[[], None]) -> None:
         """Call two functions before and after each later reset of a row."""
         self._resets[row] = partial(_reset_between, self._resets[row], before, after)
 
-    def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in one row; return observation and info."""
+    def reset(
+        self,
+        row: int,
+        seed: int | None,
+        options: dict[str, Any] | None,
+        *,
+        automatic: bool = False,
+        starts_over: bool = False,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in one row; return observation and info.
+
+        Args:
+            row: the row.
+            seed: its seed; None: that of the plan, if it has seeds.
+            options: passed to the env.
+            automatic: whether to pass the options of the plan instead.
+            starts_over: whether the plan begins with its first episode again.
+        """
         self._current_row[0] = row + 1
         known = self._seeds.pop(row, None)
+        if self._plan is not None:
+            if starts_over:
+                self._plan.start_over(self._first_slot + row)
+            if automatic:
+                options = _AUTOMATIC
         try:
             obs, info = _check_reset(self._resets[row](seed=known if seed is None else seed, options=options))
         except SystemExit:
@@ -186,7 +216,7 @@ class Autoreset:
             last_obs: the last observation: the next step returns it, as the truncated end of that episode. None: the
                 episode had ended.
         """
-        if seed is not None and not self._has_seed_plan:
+        if seed is not None and not (self._plan is not None and self._plan.has_seeds):
             self._seeds[row] = seed
         if last_obs is not None:
             self._lost[row] = last_obs
@@ -387,16 +417,18 @@ def _is_finite(env: Any) -> bool:
 
 def _reset_by_plan(
     reset: Callable[..., Any],
-    plan: SeedPlan,
+    plan: ResetPlan,
     slot: int,
     *,
     seed: int | None = None,
-    options: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = _AUTOMATIC,
 ) -> Any:
+    """Reset an env with the seed and the options of a plan; an automatic reset is called without options."""
+    episode = plan.begin(slot)
     if seed is None:
-        seed = plan.next_seed(slot)
-    else:
-        plan.skip_first(slot)
+        seed = plan.seed(slot, episode)
+    if options is _AUTOMATIC:
+        options = plan.options(slot, episode)
     return reset(seed=seed, options=options)
 
 

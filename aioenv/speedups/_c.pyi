@@ -115,7 +115,7 @@ def read_columns(part: Any, payload: memoryview, columns_type: type[_Columns], /
         columns_type: `spaces.infos.Columns`.
 
     Returns:
-        The columns that `core.payloads.read_payload` would make. None if the worker has no such schema, if a column
+        The columns that `core.requests.read_payload` would make. None if the worker has no such schema, if a column
         holds objects or dicts, if sizes don't fit, or if a row is not in the worker request. Python then reads the
         payload, and reports errors.
 

@@ -1,9 +1,9 @@
-"""Counters for each slot in shared memory: `EpisodeCounter` numbers episodes, `SeedPlan` seeds them."""
+"""Counters for each slot in shared memory: `EpisodeCounter` for users, `ResetPlan` for seeds and options of resets."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -13,7 +13,7 @@ from gymnasium import Env, Wrapper
 from aioenv.errors import ResetNeededError
 from aioenv.stats.sharing import SharedBlock, can_share
 
-__all__ = ["CountEpisodes", "EpisodeCounter", "SeedPlan", "SlotCounter"]
+__all__ = ["CountEpisodes", "EpisodeCounter", "ResetPlan", "SlotCounter"]
 
 
 class EpisodeCounter:
@@ -195,40 +195,72 @@ class CountEpisodes(Wrapper[Any, Any, Any, Any]):
         self._id = None if state["episode_id"] < 0 else int(state["episode_id"])
 
 
-class SeedPlan:
-    """A list of seeds for all episodes: episode k of slot i gets seed `i + k * num_envs`, modulo its length.
+class ResetPlan:
+    """Seeds and options of resets, by slot and episode.
 
-    So the seeds are the same for any number of workers and any timing. The number of episodes that a slot has begun is
-    in memory that all processes share, so a worker that is restarted continues the plan. Where memory can't be shared,
-    it starts the plan again.
+    Episode 0 of a slot is the one that the last reset of all slots began; each later reset of the slot adds 1. So the
+    numbers are the same for any number of workers and any timing. They are counted in memory that all processes share,
+    so a worker that is restarted goes on counting. Where memory can't be shared, it counts from 0 again.
 
     Args:
-        seeds: int64.
         num_envs: how many slots there are.
+        seeds: int64; episode k of slot i gets seed `i + k * num_envs`, modulo their number. None: no seeds.
+        options: of automatic resets: a dict for all of them, or a function of slot and episode. None: no options. A
+            worker gets that to which a `CommonReference` refers.
+
+    Attributes:
+        has_seeds: whether there are seeds.
     """
 
-    def __init__(self, seeds: npt.NDArray[np.int64], num_envs: int) -> None:
-        self._set_up(seeds, num_envs, SharedBlock(8 * num_envs, shared=can_share()))
+    def __init__(self, num_envs: int, seeds: npt.NDArray[np.int64] | None = None, options: Any = None) -> None:
+        self._set_up(num_envs, seeds, options, SharedBlock(8 * num_envs, shared=can_share()))
 
-    def _set_up(self, seeds: npt.NDArray[np.int64], num_envs: int, block: SharedBlock) -> None:
-        self._seeds = seeds
+    def _set_up(self, num_envs: int, seeds: npt.NDArray[np.int64] | None, options: Any, block: SharedBlock) -> None:
         self._num_envs = num_envs
+        self._seeds = seeds
+        self.has_seeds = seeds is not None
+        self._options = options
         self._block = block
         self._begun: Any = block.data.cast("q")  # by slot; each is written by one worker alone, so without a lock
 
-    def first_seeds(self, slots: Iterable[int]) -> list[int | None]:
-        """Return the first seeds of some slots."""
-        return [int(self._seeds[slot]) for slot in slots]
+    def start_over(self, slot: int) -> None:
+        """Begin with episode 0 again."""
+        self._begun[slot] = 0
 
-    def next_seed(self, slot: int) -> int:
-        """Return the seed of a slot's next episode."""
-        begun = self._begun[slot]
-        self._begun[slot] = begun + 1
-        return int(self._seeds[(slot + begun * self._num_envs) % len(self._seeds)])
+    def begin(self, slot: int) -> int:
+        """Return the number of the episode that a slot begins now."""
+        episode: int = self._begun[slot]
+        self._begun[slot] = episode + 1
+        return episode
 
-    def skip_first(self, slot: int) -> None:
-        """Note that a slot was given a seed in place of its first one."""
-        self._begun[slot] = 1
+    def seed(self, slot: int, episode: int) -> int | None:
+        """Return the seed of an episode; None without seeds."""
+        if self._seeds is None:
+            return None
+        return int(self._seeds[(slot + episode * self._num_envs) % len(self._seeds)])
+
+    def options(self, slot: int, episode: int) -> dict[str, Any] | None:
+        """Return the options of the automatic reset that begins an episode; the caller may change the dict.
+
+        Raises:
+            TypeError: if the function returned neither a dict nor None.
+            Exception: any exception of the function.
+        """
+        options = self._options
+        if options is None:
+            return None
+        if isinstance(options, Mapping):
+            return dict(options)
+        try:
+            own: dict[str, Any] | None = options(slot, episode)
+        except BaseException as exc:
+            exc.add_note(f"raised by autoreset_options for slot {slot}, episode {episode}")
+            raise
+        if own is not None and not isinstance(own, Mapping):
+            raise TypeError(
+                f"autoreset_options: expected a dict or None for slot {slot}, episode {episode}, got {own!r}"
+            )
+        return own
 
     def close(self) -> None:
         """Release the memory in this process. Idempotent."""
@@ -238,10 +270,13 @@ class SeedPlan:
             self._block.data.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_plan, (self._seeds, self._num_envs, self._block if self._block.shared else None)
+        block = self._block if self._block.shared else None
+        return _rebuild_plan, (self._num_envs, self._seeds, self._options, block)
 
 
-def _rebuild_plan(seeds: npt.NDArray[np.int64], num_envs: int, block: SharedBlock | None) -> SeedPlan:
-    plan = SeedPlan.__new__(SeedPlan)
-    plan._set_up(seeds, num_envs, block or SharedBlock(8 * num_envs, shared=False))
+def _rebuild_plan(
+    num_envs: int, seeds: npt.NDArray[np.int64] | None, options: Any, block: SharedBlock | None
+) -> ResetPlan:
+    plan = ResetPlan.__new__(ResetPlan)
+    plan._set_up(num_envs, seeds, options, block or SharedBlock(8 * num_envs, shared=False))
     return plan

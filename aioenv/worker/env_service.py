@@ -23,7 +23,7 @@ from aioenv.state.assets import Looks
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.state.render_source import EnvRenderable, MujocoSource, find_pixel_renderable
 from aioenv.state.snapshot import REMEDY, Misfit, RawState, read_snapshot, write_snapshot
-from aioenv.stats.counters import SeedPlan
+from aioenv.stats.counters import ResetPlan
 from aioenv.stats.sharing import counting_paused, unshared_stats
 from aioenv.worker import worker_context
 from aioenv.worker.description import EnvDescription, FirstCheckpoints, check_env, describe_envs
@@ -114,7 +114,7 @@ class EnvService(SlotService):
         checkpoint_size: int = 0,
         shared_layout: SharedLayout | None = None,
         start: int = 0,
-        seed_plan: SeedPlan | None = None,
+        reset_plan: ResetPlan | None = None,
     ) -> FirstCheckpoints | None:
         """Lay out the arrays that both sides agree on.
 
@@ -127,7 +127,7 @@ class EnvService(SlotService):
                 least the largest of `describe`; 0 for none.
             shared_layout: which arrays lie in shared memory; None: none.
             start: the slot of the first row.
-            seed_plan: gives the seeds of episodes that are reset without one.
+            reset_plan: gives the seeds of episodes that are reset without one, and the options of automatic resets.
 
         Returns:
             The first checkpoints, float64 of shape `(rows, checkpoint_size)`, from which a first reset starts if it
@@ -160,8 +160,8 @@ class EnvService(SlotService):
         small = sum(map(len, self._rows.step_buffers(0, n))) <= MAX_FIXED_BYTES  # else Python raises the error
         self._has_fast_path = simple and small and not draws_late
         self._write_extras = self._write_extras_of if extras or self._editable else None
-        if seed_plan is not None:
-            self._stepper.use_seed_plan(seed_plan, start)
+        if reset_plan is not None:
+            self._stepper.use_plan(reset_plan, start)
         for row, use, renderable in self._editable:
             if use == "render":
                 self._stepper.wrap_reset(row, renderable.note_episode_end, renderable.expect_edit)
@@ -273,7 +273,11 @@ class EnvService(SlotService):
         exhausted: list[int] = []
         for row, seed in zip(request.rows, request.seeds, strict=True):
             try:
-                obs, info = self._stepper.reset(row, seed, request.options)
+                # None in a list of seeds: this slot goes on with its plan
+                starts_over = request.every_slot and not (request.listed_seeds and seed is None)
+                obs, info = self._stepper.reset(
+                    row, seed, request.options, automatic=request.automatic, starts_over=starts_over
+                )
                 self._rows.write_observation(batch, row, obs)
                 if info:
                     infos.append((row, info))
@@ -527,7 +531,7 @@ class EnvService(SlotService):
             rows: the rows of the new envs.
             before: checkpoints before the operations, float64 of shape `(len(rows), checkpoint_size)`. Zeros before
                 a reset mean that there was none.
-            operations: `("step", action)`, an action as its env takes it, `("reset", seed, options)`, or
+            operations: `("step", action)`, an action as its env takes it, `("reset", seed, options, automatic)`, or
                 `("set_state", state)`; None if there was no operation yet: then `after` is restored.
             after: checkpoints after the operations.
             overflow: for each row what did not fit into these two; empty if all did.
@@ -566,10 +570,10 @@ class EnvService(SlotService):
                 due[row] = checkpoint.restore(after, overflow[1])
             case ("set_state", state):
                 self._set_state(row, state)
-            case ("reset", seed, options):
+            case ("reset", seed, options, automatic):
                 if np.array(before).view(np.uint64).any():  # as bits: small integers are subnormal floats
                     due[row] = checkpoint.restore(before, overflow[0])
-                obs, _ = self._stepper.reset(row, seed, options)
+                obs, _ = self._stepper.reset(row, seed, options, automatic=automatic)
                 self._rows.write_observation(0, row, obs)
             case ("step", action):
                 due[row] = checkpoint.restore(before, overflow[0])

@@ -59,7 +59,7 @@ class WorkerDescriptors(NamedTuple):
     write: int
     output: int
     row_mark: int | None  # see `ipc.memory.CurrentRow`
-    memory: int | None  # see `ipc.memory.Shared`
+    memory: int | None  # see `ipc.memory.SharedMemory`
 
 
 class Server:

@@ -91,7 +91,7 @@ def keep_memory(fd: int | None) -> None:
     """Move a descriptor of shared memory out of the reach of env factories, until its layout is known.
 
     Args:
-        fd: a descriptor of `ipc.memory.Shared`; None if nothing is shared.
+        fd: a descriptor of `ipc.memory.SharedMemory`; None if nothing is shared.
     """
     if fd is not None:
         try:

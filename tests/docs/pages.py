@@ -39,9 +39,12 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
 
 
 def needs(text: str) -> list[str]:
-    """The libraries that a page needs, from its front matter: `needs: torch stable_baselines3`."""
-    match = re.search(r"\A---\n.*?^needs: (.*?)$.*?^---$", text, re.MULTILINE | re.DOTALL)
-    return match[1].split() if match else []
+    """The modules that a page needs, and "opengl" if it draws, from its front matter: `needs: opengl imageio_ffmpeg`.
+
+    The README, which has no front matter, says it in a comment: `<!-- needs: opengl -->`.
+    """
+    match = re.search(r"\A---\n.*?^needs: (.*?)$.*?^---$|^<!-- needs: (.*?) -->$", text, re.MULTILINE | re.DOTALL)
+    return (match[1] or match[2]).split() if match else []
 
 
 def prose(text: str) -> str:
@@ -58,3 +61,14 @@ def sentences(text: str) -> list[str]:
     items = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", prose(text), flags=re.MULTILINE)
     parts = [part for item in items for part in re.split(r"(?<=[.:?!])\s+(?=[A-Z`\"(*\[])", " ".join(item.split()))]
     return [part for part in parts if len(part.split()) > 1]
+
+
+def reference_names() -> dict[str, list[str]]:
+    """The names that the reference lists, by module; each has a page of its own in the built documentation."""
+    found: dict[str, list[str]] = {}
+    for path in (DOCS / "reference").glob("*.md"):
+        for module, names in re.findall(
+            r"currentmodule:: (\S+)\n\n.*?nosignatures:\n\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL
+        ):
+            found.setdefault(module, []).extend(names.split())
+    return found

@@ -5,31 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import aioenv
+from tests.docs.pages import reference_names
 from tests.kits.process_kit import run_alone
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = ("aioenv", "aioenv.sync", "aioenv.stats", "aioenv.envs", "aioenv.testing")
 
 
-def listed():
-    """The names that the pages list, by module; each has a page of its own in the built documentation."""
-    found = {}
-    for path in REFERENCE.glob("*.md"):
-        for module, names in re.findall(
-            r"currentmodule:: (\S+)\n\n.*?nosignatures:\n\n(.*?)```", path.read_text(), re.DOTALL
-        ):
-            found.setdefault(module, []).extend(names.split())
-    return found
-
-
 def test_every_public_name_is_in_the_reference_once():
-    names = {module: names for module, names in listed().items() if not module.startswith("aioenv.adapters")}
+    names = {module: names for module, names in reference_names().items() if not module.startswith("aioenv.adapters")}
     objects = [getattr(importlib.import_module(module), name) for module in names for name in names[module]]
     assert len(objects) == len({id(value) for value in objects})
     for module in MODULES:
@@ -41,7 +28,7 @@ def test_every_public_name_is_in_the_reference_once():
 
 
 def test_every_public_name_says_something():
-    for module, names in listed().items():
+    for module, names in reference_names().items():
         if importlib.util.find_spec("stable_baselines3") is None and module.startswith("aioenv.adapters"):
             continue
         for name in names:

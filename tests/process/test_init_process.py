@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from aioenv.process.launch import START_METHODS
-from tests.kits.process_kit import environment
+from tests.kits.process_kit import environment, run_alone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process adopts another's children")
 
@@ -130,3 +130,37 @@ def test_no_zombie_is_left_and_no_exit_code_stolen(command, adopt, start, what, 
     command = [*command, sys.executable, "-c", script, start, what]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_orphan_that_ends_while_orphans_are_reaped_leaves_none():
+    """Its own children become orphans after the children of this process were listed."""
+    child = "import os, signal, subprocess\nended = subprocess.Popen(['true'], process_group=0)\n"
+    child += "os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)\nprint(os.getpid(), flush=True)\nsignal.pause()"
+    leader = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], process_group=0)"
+    run_alone(
+        f"""
+        import contextlib, ctypes, os, signal, subprocess, sys
+        from aioenv.process.child import Child
+
+        {SUBREAPER}
+        leader = subprocess.Popen([sys.executable, "-c", {leader!r}], stdout=subprocess.PIPE, start_new_session=True)
+        orphan = int(leader.stdout.readline())
+        own = subprocess.Popen(["sh", "-c", "exit 5"])
+        waitpid = os.waitpid
+
+        def ends_meanwhile(pid, options):
+            if pid == orphan:
+                os.kill(pid, signal.SIGKILL)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            return waitpid(pid, options)
+
+        os.waitpid = ends_meanwhile
+        process = Child(leader)
+        process.kill_and_reap()
+        process.close()
+        os.waitpid = waitpid
+        assert own.wait() == 5
+        with contextlib.suppress(ChildProcessError):
+            raise AssertionError(waitpid(-1, os.WNOHANG))
+        """
+    )

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import aioenv
-from aioenv.stats.counters import SeedPlan
+from aioenv.stats.counters import ResetPlan
 
 PLAN = [11, 5, 900, 7, 2**40, 3, 12]
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
@@ -178,17 +178,32 @@ def test_a_worker_that_is_started_again_goes_on(mode):
         assert seeds[1] == [5, 7, 3, 11, 900][: len(seeds[1])]
 
 
+def test_a_seed_of_some_slots_stands_in_place_of_their_next_one():
+    async def main():
+        async with aioenv.make_vec(Seeded, 2, seed_plan=PLAN, lengths=False, num_workers=2) as envs:
+            await envs.reset()
+            await envs.reset_at(0, seed=1)
+            envs.send_reset([0])
+            await envs.recv()
+            await envs.reset(seed=8, options={"reset_mask": np.array([False, True])})
+            await envs.reset(options={"reset_mask": np.array([False, True])})
+            assert await envs.get_attr("seeds") == ([11, 1, 2**40], [5, 9, 3])
+
+    aioenv.run(main())
+
+
 def test_without_memory_to_share_a_plan_still_travels(monkeypatch):
     import pickle
 
     from aioenv.stats import counters
 
     monkeypatch.setattr(counters, "can_share", lambda: False)
-    plan = SeedPlan(np.array([3, 1, 4]), 2)
+    plan = ResetPlan(2, np.array([3, 1, 4]), {"level": 2})
     copied = pickle.loads(pickle.dumps(plan))
-    assert [copied.next_seed(1), copied.next_seed(1), copied.next_seed(0)] == [1, 3, 3]
-    copied.skip_first(1)
-    assert (copied.next_seed(1), plan.first_seeds([1, 0])) == (3, [1, 3])
+    assert [copied.begin(1), copied.begin(1), copied.begin(0)] == [0, 1, 0]
+    assert [copied.seed(1, 0), copied.seed(1, 1), copied.seed(0, 0)] == [1, 3, 3]
+    copied.start_over(1)
+    assert (copied.begin(1), plan.begin(1), plan.options(1, 0)) == (0, 0, {"level": 2})
     for each in (plan, copied):
         each.close()
         each.close()
