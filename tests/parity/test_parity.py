@@ -60,8 +60,20 @@ def grid(full: bool):
             # not an axis, which would double the grid: each value of every other axis meets both alike
             transport = TRANSPORTS[(number + index + index // 2 + index // 4) % 2]
             point = {**dict(zip(AXES, points[index], strict=True)), "transport": transport}
-            name = "-".join(str(getattr(p, "value", p)) for p in (env, *point.values()))
-            yield pytest.param(env, point, id=name)
+            yield named(env, point)
+
+
+def grid_in_this_process(full: bool):
+    """Likewise with `num_workers=0`, where no process is started and no channel opened."""
+    points = list(itertools.product(AXES["autoreset_mode"], AXES["loop"]))
+    for number, env in enumerate(ENVS):
+        for mode, loop in points if full else [points[number % len(points)]]:
+            yield named(env, {"autoreset_mode": mode, "num_workers": 0, "loop": loop})
+
+
+def named(env, point):
+    name = "-".join(str(getattr(p, "value", p)) for p in (env, *point.values()))
+    return pytest.param(env, point, id=name)
 
 
 async def compare(make, autoreset_mode, steps, **options):
@@ -97,13 +109,13 @@ def run(env, point, steps):
         run_on(point["loop"], compare(ENVS[env], steps=steps, **options))
 
 
-@pytest.mark.parametrize(("env", "point"), list(grid(full=False)))
+@pytest.mark.parametrize(("env", "point"), [*grid(full=False), *grid_in_this_process(full=False)])
 def test_sample(env, point):
     run(env, point, STEPS if env in CLASSIC else FEW_STEPS)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("env", "point"), list(grid(full=True)))
+@pytest.mark.parametrize(("env", "point"), [*grid(full=True), *grid_in_this_process(full=True)])
 def test_grid(env, point):
     run(env, point, STEPS)
 
@@ -150,9 +162,11 @@ def test_list_seeds_and_masked_resets():
 
 @needs_gymnasium("1.4")  # samples of Text
 @pytest.mark.parametrize("loop", LOOPS)
-def test_copy_false(loop):
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("env", ["observes nested", "observes dict", "CartPole-v1"])
+def test_copy_false(env, num_workers, loop):
     """Compared at once, before the memory is used again."""
-    run_on(loop, compare(ENVS["observes nested"], AutoresetMode.SAME_STEP, FEW_STEPS, num_workers=2, copy=False))
+    run_on(loop, compare(ENVS[env], AutoresetMode.SAME_STEP, FEW_STEPS, num_workers=num_workers, copy=False))
 
 
 @pytest.mark.parametrize(
