@@ -9,17 +9,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 __all__ = [
+    "INTERRUPTING",
     "HeldSignals",
     "check_nested_start",
     "cpu_quota",
     "declare_worker_process",
     "limit_cpus",
     "oom_kills",
+    "raised_by_handler",
     "usable_cpus",
 ]
 
@@ -156,6 +159,9 @@ except ImportError:
 
 
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
+# Those that programs usually handle, for holders that have no time to look at all.
+_USUAL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+INTERRUPTING = tuple(int(getattr(signal, name)) for name in _USUAL if hasattr(signal, name))
 
 
 class HeldSignals:
@@ -224,3 +230,25 @@ class HeldSignals:
             self._arrived.append((number, frame))
         else:
             dict(self._handlers)[number](number, frame)
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Return whether a signal handler of this process has raised an exception, which seems to come from other code."""
+    if isinstance(error, KeyboardInterrupt):  # the default handler leaves no frame
+        return True
+    codes = {_code_of(handler) for number in _ALL if callable(handler := getsignal(number))} - {None}
+    traceback = error.__traceback__ if codes else None
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code_of(function: Any) -> Any:
+    """Return the code of a function, or of what a partial function, a method or a callable object calls."""
+    while isinstance(function, partial):
+        function = function.func
+    if not isinstance(function, FunctionType | MethodType):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)

@@ -492,7 +492,8 @@ class ActiveSlots:
             return self._all_paused()
         slots = group.slots
         chosen = [[column[slot] for slot in slots.tolist()] for column in objects]
-        request = group.step([array[slots] for array in arrays], chosen, "step")
+        with scheduler.dispatcher.off_this_thread(timeout_s is not None):
+            request = group.step([array[slots] for array in arrays], chosen, "step")
         whole: StepResult = await self._outcome(request, timeout_s)
         return whole
 
@@ -510,9 +511,10 @@ class ActiveSlots:
         if group is None:
             return _as_reset(self._all_paused())
         slots = group.slots if mask is None else group.slots[mask[group.slots]]
-        request = group.reset(
-            slots, dict(enumerate(seeds)), options, "reset", each=is_seed_list(seed), every_slot=mask is None
-        )
+        with scheduler.dispatcher.off_this_thread(timeout_s is not None):
+            request = group.reset(
+                slots, dict(enumerate(seeds)), options, "reset", each=is_seed_list(seed), every_slot=mask is None
+            )
         whole: ResetResult = await self._outcome(request, timeout_s)
         return whole
 

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aioenv.core.results import StepResult
+from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
 from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.layout import COPIED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aioenv.core.requests import BatchRequest
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.process.supervisor import Worker
+    from aioenv.spaces.infos import Columns
 
 __all__ = ["InlineSteps"]
 
@@ -47,9 +51,10 @@ class InlineSteps:
         shares = scheduler.worker_pool.shares(np.arange(scheduler.num_envs))
         self._make = partial(scheduler.dispatcher.make_request, shares, COPIED, reused=False)
         self._reader = self._make()
+        self._columns: Sequence[Columns] = ()  # the infos of the last step
         self._read_payload = scheduler.dispatcher.read_payload
         self._everyone = scheduler.everyone
-        self._begin, self._leave = scheduler.begin, scheduler.leave
+        self._leave = scheduler.leave
 
     @staticmethod
     def suit(scheduler: RequestScheduler) -> bool:
@@ -84,10 +89,12 @@ class InlineSteps:
         tree, reward, terminated, truncated, _ = channel.results
         obs = tree.copy() if self._single else _copy(tree)
         info: dict[str, Any] = {}
+        self._columns = ()
         if payload:
             part = self._reader.parts[0]
             part.columns = part.errors = ()
             self._read_payload(self._reader, part, memoryview(payload))
+            self._columns = part.columns
             info = merge_infos(part.columns, self._num_envs) if part.columns else info
         result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
         if table.must_reset:
@@ -100,13 +107,14 @@ class InlineSteps:
         """Let `recv` take a result that the caller of `step` did not get; no other step was made since."""
         request = self._make()
         part = request.parts[0]
-        self._begin(request, _ALL, stepped=True)
+        request.stepped = True  # but not begun: `step` has counted it
+        self._table.move(_ALL, SlotState.IN_FLIGHT)
         batch = request.batch
         arrays, objects = self._observations.take_apart(result.obs, self._num_envs)
         for mine, theirs in zip(batch.obs, arrays, strict=True):
             mine[:] = theirs
         batch.reward[:], batch.terminated[:], batch.truncated[:] = result[1:4]
-        part.columns, part.objects, part.arrived = self._reader.parts[0].columns, objects, True
+        part.columns, part.objects, part.arrived = self._columns, objects, True
         request.open = 0
         request.done.set_result(None)
         self._leave(request)

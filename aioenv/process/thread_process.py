@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +22,8 @@ from aioenv import speedups
 from aioenv.errors import WireError
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
 from aioenv.ipc.memory import CurrentRow
+from aioenv.ipc.messages import reason_of
+from aioenv.platform import HeldSignals, raised_by_handler
 from aioenv.process.env_thread import YIELD_AFTER_S, EnvThread, RunTimes
 from aioenv.process.process import Output
 
@@ -140,23 +143,30 @@ class ThreadChannel:
         """Finish a step that C has started, on the caller's thread, and deliver the reply before this returns.
 
         Raises:
-            KeyboardInterrupt: if Ctrl-C has interrupted an env; the reply was delivered, with an error of its slot.
+            BaseException: if a signal handler, that of Ctrl-C say, has interrupted an env: what the handler raised. The
+                reply was delivered, with an error of that slot.
         """
         self._fast_path = None
+        error = partial.outcome
+        if not (isinstance(error, BaseException) and raised_by_handler(error)):
+            self._run_inline(partial)
+            return
+        if isinstance(error, SystemExit):  # the program's, not the env's
+            partial = partial._replace(outcome=_interrupted(error))
         self._run_inline(partial)
-        if isinstance(partial.outcome, KeyboardInterrupt):
-            raise partial.outcome
+        raise error
 
     def _run_inline(self, frame: Frame | PartialStep) -> None:
         more, error = None, None
-        self._inline = True
-        try:
-            more = self._serve(frame)
-        except (Exception, SystemExit) as exc:
-            error = exc
-        finally:
-            self._inline = False
-        self._on_served(more, error)
+        with HeldSignals(twice=False):  # a handler that raises would seem to be the env's error, or lose the reply
+            self._inline = True
+            try:
+                more = self._serve(frame)
+            except (Exception, SystemExit) as exc:
+                error = exc
+            finally:
+                self._inline = False
+            self._on_served(more, error)
 
     def _serve(self, frame: Frame | PartialStep) -> bool:
         """Answer a request, on the thread that calls it."""
@@ -185,7 +195,12 @@ class ThreadChannel:
     def _on_served(self, more: bool | None, error: BaseException | None) -> None:
         """Note on the loop that a request was served."""
         if isinstance(error, SystemExit):
-            self._on_exit(error.code if isinstance(error.code, int) else 1)
+            code = 0 if error.code is None else error.code
+            if not isinstance(code, int):  # as at the end of a process
+                if sys.stderr is not None:
+                    sys.stderr.write(f"{code}\n")
+                code = 1
+            self._on_exit(code)
         elif error is not None:
             self._end(WireError(f"a request could not be served: {type(error).__name__}: {error}"))
         elif not more:
@@ -271,6 +286,13 @@ class ThreadChannel:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(exc)
+
+
+def _interrupted(error: SystemExit) -> RuntimeError:
+    """Return the error of a slot whose env was interrupted because the program is to end."""
+    wrapped = RuntimeError(f"it was interrupted by a signal, whose handler raised {reason_of(error)}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _copy(parts: Sequence[Buffer], into: Sequence[memoryview]) -> None:

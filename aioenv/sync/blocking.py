@@ -13,7 +13,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from signal import SIGINT
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -27,7 +26,7 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.waits import Stats
 from aioenv.core.wakeups import ReplyPoller
 from aioenv.errors import ClosedError, NoAsyncCallError
-from aioenv.platform import HeldSignals
+from aioenv.platform import INTERRUPTING, HeldSignals
 from aioenv.process.async_resource import AsyncResource
 from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.tracing.timeline import Trace, raise_or_log
@@ -102,7 +101,7 @@ class BlockingStepper:
     def step_inline(self, actions: Any) -> StepResult | BatchRequest | None:
         """Step on the caller's thread, if the envs live in this process and their steps are short.
 
-        Ctrl-C is held back until the step is over; the result waits for `recv` then.
+        Ctrl-C and other signals are held back until the step is over. If a handler raises then, `recv` has the result.
 
         Returns:
             The result; or the request that it has become, which was left to `recv`; or None, if nothing was done.
@@ -114,7 +113,7 @@ class BlockingStepper:
         assert scheduler is not None
         wait = self.envs._clock.envs.begin()
         try:
-            with HeldSignals(SIGINT, twice=False):
+            with HeldSignals(*INTERRUPTING, twice=False):
                 stepped = scheduler.step_inline(actions)
                 if isinstance(stepped, BatchRequest):
                     scheduler.leave(stepped)

@@ -6,6 +6,7 @@ A service holds the envs (`env_service.py`, `vector_service.py`) or draws images
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -246,9 +247,22 @@ class StartFailed(Exception):
 def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
     """Describe an exception in a form that always travels, with the exception itself if it pickles."""
     note_missing_opengl(exc)
+    _note_running_loop(exc)
     message, text = _shortened(message_of(exc)), _shortened(traceback_of(exc))
     pickled, why = try_call(dump_exception, exc)
     return Failure(row, type(exc).__qualname__, message, text, pickled, "" if why is None else reason_of(why))
+
+
+def _note_running_loop(exc: BaseException) -> None:
+    """Add advice to the errors of asyncio about a second event loop on the thread of a running one."""
+    asyncio = sys.modules.get("asyncio")  # which worker processes need not have imported
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return
+    if isinstance(exc, RuntimeError) and "event loop" in str(exc):
+        exc.add_note(
+            "With num_workers=0 short steps run on the thread of the caller, and so of its event loop. An env that "
+            "runs an event loop needs a worker (num_workers=1 or more), or a thread of its own (debug=True)"
+        )
 
 
 def _shortened(text: str) -> str:

@@ -194,7 +194,7 @@ class Others:
 
     async def do_both(self) -> None:
         """Two calls from two tasks at once."""
-        if self.config.kind == "sync" or any(w.pending for w in self.worlds):
+        if self.config.blocking or any(w.pending for w in self.worlds):
             return
         one, two = self.actions(), self.actions()
         self.log[-1] += f" {one.tolist()} {two.tolist()}"
@@ -253,7 +253,7 @@ class Others:
 
     async def do_episodes(self) -> None:
         n = self.rng.randint(1, 7)
-        if not self.is_quiet() or not self.config.some or self.config.kind == "sync":
+        if not self.is_quiet() or not self.config.some or self.config.blocking:
             return
         self.log[-1] += f" {n}"
         stop = self.rng.choice([n, n, self.rng.randint(0, n)])
@@ -291,7 +291,7 @@ class Others:
         repr(self.envs)
 
     async def close_midway(self) -> None:
-        if self.config.kind == "sync":
+        if self.config.blocking:
             return
         self.log.append("close midway")
         tasks = [asyncio.ensure_future(self.envs.step(self.actions()))]

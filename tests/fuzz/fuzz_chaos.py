@@ -46,11 +46,11 @@ class Chaos:
         self.rng = random.Random(seed)
         self.config = Config(self.rng, kind)
         self.n = self.config.num_envs
-        if kind == "workers" and self.rng.random() < 0.3:  # steps are late now and then
+        if self.config.processes and self.rng.random() < 0.3:  # steps are late now and then
             late = ["raise", "restart"] if self.config.restart == "resume" else ["raise"]
             self.config.kwargs |= {"timeout_s": 0.05, "on_timeout": self.rng.choice(late)}
         # of calls that must succeed
-        self._limit = {"timeout_s": LIMIT_S} if kind == "workers" else {}
+        self._limit = {"timeout_s": LIMIT_S} if kind in ("workers", "here") else {}
         self.log = [f"seed={seed} {self.config}"]
         self.ops = 0
         # how many operations each env had done, in each result that was given of it
@@ -137,7 +137,7 @@ class Chaos:
                 for row, i in enumerate(ready.slots.tolist()):
                     if i not in failed:
                         self._count(i, int(ready.obs["count"][row][1]))
-            case "call" if self.config.kind == "workers":
+            case "call" if self.config.kind in ("workers", "here"):
                 await envs.call_at(slot, "peek")
             case "get_state":
                 await envs.get_state([slot])
@@ -153,7 +153,7 @@ class Chaos:
                     async for _ in running:
                         if rng.random() < 0.3:
                             break
-            case "trace" if self.config.kind == "workers":
+            case "trace" if self.config.kind in ("workers", "here"):
                 with tempfile.TemporaryDirectory() as directory, contextlib.suppress(RuntimeError):  # there is one
                     with envs.trace(f"{directory}/run.json"):
                         for _ in range(rng.randint(0, 30)):

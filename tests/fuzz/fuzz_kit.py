@@ -29,29 +29,42 @@ class Config:
 
     Args:
         rng: draws it.
-        kind: "workers", "in-process", "vectors" (vector envs over workers) or "sync".
+        kind: "workers", "in-process" (a vector env), "vectors" (vector envs over workers), "here" (single envs in this
+            process), or "sync" and "sync here", where blocking code drives them.
+
+    Attributes:
+        kind: as given.
+        blocking: whether blocking code drives them.
+        processes: whether workers are processes that hold single envs.
     """
 
     def __init__(self, rng: random.Random, kind: str, start: str = "forkserver") -> None:
         self.kind = kind
+        self.blocking = kind.startswith("sync")
+        self.processes = kind in ("workers", "sync")
         self.num_envs = rng.randint(1, 5)
         self.num_workers = rng.randint(1, min(3, self.num_envs))
         self.mode = rng.choice(list(AutoresetMode))
         self.copy = rng.random() < 0.7
-        self.restart = rng.choice([None, None, "lose", "resume"]) if kind in ("workers", "sync") else None
+        self.restart = rng.choice([None, None, "lose", "resume"]) if self.processes else None
         self.some = True
         kwargs: dict[str, Any] = {"copy": self.copy, "num_workers": self.num_workers}
         if self.restart:
             kwargs["restart"] = aioenv.RestartPolicy(1000, backoff_s=1e-6, resume=self.restart == "resume")
-        if kind in ("workers", "sync"):
+        if self.processes:
             # blocking code steps in a way of its own over the second
             channels = ["streams", "scatter"] if kind == "workers" else ["streams", *["scatter"] * 3]
             kwargs |= {"start": start, "channel": rng.choice(channels)}
-            kwargs |= {"transport": rng.choice(["frames", "shared"]), "autoreset_mode": self.mode}
+            kwargs["transport"] = rng.choice(["frames", "shared"])
+        if kind.endswith("here"):
+            kwargs["num_workers"] = 0
+            self.num_workers = 1
+        if self.processes or kind.endswith("here"):
+            kwargs["autoreset_mode"] = self.mode
             kwargs["observation_mode"] = rng.choice(["same", "different"])
             if rng.random() < 0.2:
                 kwargs["timeout_s"] = 10.0
-            cls = aioenv.AsyncVectorEnv if kind == "workers" else aioenv.sync.VectorEnv
+            cls = aioenv.sync.VectorEnv if self.blocking else aioenv.AsyncVectorEnv
             self.make: Callable[[], Any] = lambda: cls([Chain] * self.num_envs, **kwargs)
         else:
             if kind == "in-process":
@@ -145,7 +158,7 @@ class Driver(Requests, Others):
 
     async def run(self, steps: int) -> None:
         envs = self.config.make()
-        if self.config.kind == "sync":
+        if self.config.blocking:
             self.envs = Awaited(envs)
         else:
             self.envs = await envs
@@ -203,7 +216,7 @@ class Driver(Requests, Others):
         """
         rng = self.rng
         cancel = cancel and rng.random() < 0.25
-        if cancel and self.config.kind == "sync":
+        if cancel and self.config.blocking:
             self.envs.after_s = rng.choice([1e-5, 1e-4, 1e-3]) * (0.1 + 2 * rng.random())
             cancel = False
         task = asyncio.ensure_future(coroutine)
@@ -233,7 +246,7 @@ class Driver(Requests, Others):
 
     def actions(self) -> np.ndarray:
         rng, mean = self.rng, [RAISE, EXIT, SLOW]
-        weights = [0.05, 0.015 if self.config.kind in ("workers", "sync") else 0, 0.05]
+        weights = [0.05, 0.015 if self.config.processes else 0, 0.05]
         if self.config.restart == "resume":
             weights[1] = 0
         each = []
@@ -278,7 +291,7 @@ class Driver(Requests, Others):
         if self.config.restart:  # which takes back what calls have changed
             names = [name for name in names if name not in ("bump", "set_attr")]
         names += ["ready", "rollout", "rollout", "episodes", "settle", "settle", "both", "check"]
-        if self.config.kind in ("workers", "sync", "vectors") and rng.random() < 0.3:
+        if (self.config.processes or self.config.kind == "vectors") and rng.random() < 0.3:
             names += ["kill"]
         name = rng.choice(names)
         self.log.append(name)

@@ -167,7 +167,7 @@ class Requests:
         self.log[-1] += f" {least} {most} {deadline_s}"
         # which results were lost with an interrupted call is known of some calls only
         all_of_it = least == n and most is None and deadline_s is None
-        cancel = all_of_it or self.config.kind != "sync"
+        cancel = all_of_it or not self.config.blocking
         how, value = await self.attempt(self.envs.recv(least, most, deadline_s=deadline_s), cancel=cancel)
         self.filter("recv", lambda w: self.received(w, how, value, least, most, deadline_s))
 
@@ -200,7 +200,7 @@ class Requests:
         return [world]
 
     async def do_ready(self) -> None:
-        if self.config.kind == "sync":
+        if self.config.blocking:
             return
         stop = self.rng.randint(1, 4)
         iterator = self.envs.ready()

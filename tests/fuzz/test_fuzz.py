@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+from functools import partial
 
 import pytest
 
+from aioenv.process import thread_process
+from aioenv.process.env_thread import RunTimes
 from aioenv.sync import blocking, portal
 from tests.fuzz.fuzz_chaos import Chaos
 from tests.fuzz.fuzz_images import WAYS, ImageOperations
@@ -21,8 +25,24 @@ from tests.fuzz.fuzz_kit import Driver
 from tests.fuzz.fuzz_pool import Pools
 from tests.kits.loop_kit import LOOPS
 
-KINDS = ["workers", "in-process", "vectors", "sync"]
+KINDS = ["workers", "in-process", "vectors", "sync", "here", "sync here"]
 OPERATIONS = 40
+
+
+class RunTimesAtRandom(RunTimes):
+    """Chooses the thread by the flip of a coin, unless all work is to run inline.
+
+    Args:
+        always: whether all work runs inline.
+    """
+
+    def __init__(self, always: bool, limit_s: float, _: bool | None, __: float | None) -> None:
+        super().__init__(limit_s, True)
+        self._always = always
+        self._rng = random.Random(0)
+
+    def record(self, seconds: float) -> None:
+        self.inline = self._always or self._rng.random() < 0.7
 
 
 def drive(kind: str, seed: int, start: str = "forkserver") -> None:
@@ -32,6 +52,8 @@ def drive(kind: str, seed: int, start: str = "forkserver") -> None:
         if seed % 2:  # the loop of blocking code stands still, and no longer does, as often as it can
             for module in (portal, blocking):
                 patch.setattr(module, "MAX_PAUSE_S", 1e-4)
+        if seed % 4:  # envs in this process run on the loop from the first step on, or now and then
+            patch.setattr(thread_process, "RunTimes", partial(RunTimesAtRandom, seed % 4 == 1))
         runner.run(Driver(seed, kind, start).run(OPERATIONS))
 
 
@@ -49,18 +71,19 @@ def quiet():
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(6 if kind == "in-process" else 3)]
+    ("kind", "seed"),
+    [(kind, seed) for kind in KINDS for seed in range(3 if kind in ("workers", "vectors", "sync") else 6)],
 )
 def test_random_operations(kind, seed):
     drive(kind, seed)
 
 
-@pytest.mark.parametrize("kind", ["workers", "in-process"])
+@pytest.mark.parametrize("kind", ["workers", "in-process", "here"])
 def test_random_operations_of_several_tasks(kind):
     asyncio.run(Chaos(0, kind).run(25))
 
 
-@pytest.mark.parametrize("kind", ["workers", "in-process"])
+@pytest.mark.parametrize("kind", ["workers", "in-process", "here"])
 def test_closed_in_the_middle_of_random_operations(kind):
     for seed in range(3):
         asyncio.run(Chaos(seed, kind).run(1000, closes=True))
@@ -94,7 +117,7 @@ def test_images_of_many_random_operations(way):
 
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", ["workers", "in-process", "vectors"])
+@pytest.mark.parametrize("kind", ["workers", "in-process", "vectors", "here"])
 def test_many_random_operations_of_several_tasks(kind):
     for seed in range(1, 200):
         asyncio.run(Chaos(seed, kind).run(25, closes=seed % 4 == 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 from functools import partial
@@ -316,6 +317,178 @@ def test_ctrl_c_in_a_blocking_step_leaves_the_result_to_recv():
         ready = envs.recv(2)
         assert ready.slots.tolist() == [0, 1] and ready.obs[:, 1].tolist() == [101, 101]
         assert envs.step(np.zeros(2, int)).obs[:, 1].tolist() == [102, 102]
+
+
+class Signals(Counter):
+    """Raises the signal whose number is its action, or that of the options; shows its step in an info at odd steps."""
+
+    def __init__(self):
+        super().__init__(1000)
+        self.action_space = gym.spaces.Discrete(65)
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        if options and "signal" in options:
+            signal.raise_signal(options["signal"])
+        return result
+
+    def step(self, action):
+        if action:
+            signal.raise_signal(action)
+        result = super().step(self.OK)
+        return *result[:4], {"t": self.t} if self.t % 2 else {}
+
+
+@pytest.mark.parametrize("before", [100, 101])
+def test_the_result_of_an_interrupted_step_is_whole_and_counts_once(before):
+    """Ctrl-C comes after a step with infos, or after one without: none of an earlier step show up."""
+    with aioenv.sync.VectorEnv([Signals] * 2, num_workers=0) as envs:
+        envs.reset(seed=0)
+        for _ in range(before):
+            envs.step(np.zeros(2, int))
+        steps = envs.stats().env_steps
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.array([0, signal.SIGINT]))
+        expected = {} if before % 2 else {"t": np.array([101, 101]), "_t": np.ones(2, bool)}
+        assert_same(envs.recv(2).info, expected)
+        assert envs.stats().env_steps == steps + 2
+
+
+class Rung(Exception):
+    """What a handler of a signal raises."""
+
+
+@pytest.fixture
+def handler_raises():
+    def ring(*_):
+        raise Rung
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    ("how", "blocking"), [("step", False), ("step", True), ("reset", False), ("send", False), ("send", True)]
+)
+def test_what_a_signal_handler_raises_reaches_the_caller_and_is_no_error_of_an_env(how, blocking, handler_raises):
+    actions = np.array([0, signal.SIGUSR1])
+
+    async def main():
+        cls = aioenv.sync.VectorEnv if blocking else aioenv.AsyncVectorEnv
+        envs = cls([Signals] * 2, num_workers=0)
+
+        async def do(name, *args, **kwargs):
+            result = getattr(envs, name)(*args, **kwargs)
+            return await result if asyncio.iscoroutine(result) else result
+
+        if not blocking:
+            await envs
+        for _ in range(30):
+            await do("reset", seed=0)
+        for _ in range(100):
+            await do("step", np.zeros(2, int))
+        with pytest.raises(Rung):
+            if how == "reset":
+                mask = np.array([False, True])
+                await do("reset", options={"signal": signal.SIGUSR1, "reset_mask": mask})
+            else:
+                await do(how, actions)
+        if how != "step" or blocking:
+            assert (await do("recv", 2)).slots.tolist() == [0, 1]
+        else:  # C has stepped the env, in whose code the handler has raised
+            with pytest.raises(aioenv.EnvError, match="slot 1 .*Rung"):
+                await do("recv", 2)
+            await do("reset")
+        await do("step", np.zeros(2, int))
+        await do("close")
+
+    if blocking:
+        with pytest.raises(StopIteration):
+            main().send(None)
+    else:
+        run_on("asyncio", main())
+
+
+def test_a_handler_that_ends_the_program_is_no_sys_exit_of_an_env():
+    def leave(*_):
+        raise SystemExit(5)
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([Signals] * 2, num_workers=0) as envs:
+            await envs.reset(seed=0)
+            for _ in range(100):
+                await envs.step(np.zeros(2, int))
+            with pytest.raises(SystemExit, match="5"):
+                await envs.step(np.array([0, signal.SIGTERM]))
+            with pytest.raises(aioenv.EnvError, match="slot 1 .*whose handler raised SystemExit: 5"):
+                await envs.recv(2)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        run_on("uvloop", main())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("leaves", [None, 0, 3, "a text"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_env_that_ends_its_program_does_so_as_a_process_would(num_workers, leaves, capfd):
+    class Leaves(Counter):
+        def step(self, action):
+            if action == self.WAIT:
+                raise SystemExit(leaves)
+            return super().step(action)
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([partial(Leaves, 1000)] * 2, num_workers=num_workers) as envs:
+            await envs.reset(seed=0)
+            for _ in range(40):
+                await envs.step(np.zeros(2, int))
+            code = 1 if leaves == "a text" else leaves or 0
+            with pytest.raises(aioenv.WorkerDied, match=f"exited with code {code} while it ran slot 1") as caught:
+                await envs.step(np.array([0, Counter.WAIT]))
+            return caught.value.stderr
+
+    text = run_on("uvloop", main()) + capfd.readouterr().err
+    assert ("a text" in text) == (leaves == "a text")
+
+
+def test_a_step_of_active_slots_with_a_limit_of_its_own_runs_on_the_thread():
+    async def main():
+        Where.gates["active"] = gate = threading.Event()
+        async with aioenv.AsyncVectorEnv([partial(Where, "active")] * 2, num_workers=0) as envs:
+            assert (await threads_of_steps(envs))[-1] == "MainThread"
+            envs.pause(0)
+            with pytest.raises(aioenv.StepTimeout, match=r"timeout_s=0\.05"):
+                await envs.step(np.ones(2, int), timeout_s=0.05)
+            gate.set()
+            assert (await envs.recv(1)).slots.tolist() == [1]
+
+    run_on("asyncio", main())
+
+
+def test_an_env_that_runs_an_event_loop_gets_advice():
+    class Runs(Counter):
+        def step(self, action):
+            if action == self.WAIT:
+                with contextlib.closing(asyncio.new_event_loop()) as loop:
+                    done = loop.create_future()
+                    done.set_result(None)
+                    loop.run_until_complete(done)
+            return super().step(self.OK)
+
+    async def main(**options):
+        async with aioenv.AsyncVectorEnv([partial(Runs, 1000)] * 2, **options) as envs:
+            await envs.reset(seed=0)
+            for _ in range(100):
+                await envs.step(np.zeros(2, int))
+            await envs.step(np.array([0, Counter.WAIT]))
+
+    with pytest.raises(aioenv.EnvError, match="debug=True"):
+        run_on("uvloop", main(num_workers=0))
+    run_on("uvloop", main(num_workers=0, debug=True))
+    run_on("uvloop", main(num_workers=1))
 
 
 def test_ctrl_c_in_an_awaited_step_ends_the_program():
