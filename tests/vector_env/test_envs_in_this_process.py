@@ -397,7 +397,7 @@ def test_what_a_signal_handler_raises_reaches_the_caller_and_is_no_error_of_an_e
         if how != "step" or blocking:
             assert (await do("recv", 2)).slots.tolist() == [0, 1]
         else:  # C has stepped the env, in whose code the handler has raised
-            with pytest.raises(aioenv.EnvError, match="slot 1 .*Rung"):
+            with pytest.raises(aioenv.EnvError, match=r"slot 1 .*Rung"):
                 await do("recv", 2)
             await do("reset")
         await do("step", np.zeros(2, int))
@@ -421,7 +421,7 @@ def test_a_handler_that_ends_the_program_is_no_sys_exit_of_an_env():
                 await envs.step(np.zeros(2, int))
             with pytest.raises(SystemExit, match="5"):
                 await envs.step(np.array([0, signal.SIGTERM]))
-            with pytest.raises(aioenv.EnvError, match="slot 1 .*whose handler raised SystemExit: 5"):
+            with pytest.raises(aioenv.EnvError, match=r"slot 1 .*whose handler raised SystemExit: 5"):
                 await envs.recv(2)
 
     before = signal.signal(signal.SIGTERM, leave)
