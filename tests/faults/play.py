@@ -131,7 +131,12 @@ class Play:
 
     Args:
         cell: which.
+
+    Attributes:
+        order: what everybody does with a vector env.
     """
+
+    order: tuple[str, ...] = ("reset", "step", "step", "render", "call", "close")
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
@@ -180,8 +185,8 @@ class Play:
         check_gone([error.pid])
 
     async def strike(self) -> None:
-        """What everybody does with a vector env, up to the moment of the fault; then that, and what follows."""
-        for name in ("reset", "step", "step", "render", "call", "close"):
+        """What everybody does, up to the moment of the fault; then that, and what follows."""
+        for name in self.order:
             if name == self.cell.when and not (name == "step" and self.t == 0):
                 break
             self.check(name, await self.operate(name), ALL)
@@ -253,7 +258,7 @@ class Play:
 
     async def go_on(self) -> None:
         """All slots, once more."""
-        for name in ("reset", "step", "render", "call"):
+        for name in dict.fromkeys(self.order[:-1]):
             self.check(name, await self.operate(name), ALL)
 
     async def others_go_on(self) -> None:
