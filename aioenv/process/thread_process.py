@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from aioenv import speedups
+from aioenv.definitions.table import current_table, set_current_table
 from aioenv.errors import WireError
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
 from aioenv.ipc.memory import CurrentRow
@@ -28,6 +29,7 @@ from aioenv.process.env_thread import YIELD_AFTER_S, EnvThread, RunTimes
 from aioenv.process.process import Output
 
 if TYPE_CHECKING:
+    from aioenv.definitions.table import DefinitionTable
     from aioenv.process.connection import OutstandingRequests
     from aioenv.spaces.autoreset import ResultArrays
     from aioenv.worker.loop import RequestServer
@@ -69,6 +71,7 @@ class ThreadChannel:
         self._early: list[Frame] = []  # that came before
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._service: Service | None = None
+        self._table: DefinitionTable | None = None  # of the worker: its classes keep their identity in replies
         self._fast_path: FastPath | None = None  # of the service, as long as C alone has stepped since
         self._times: dict[Kind, RunTimes] = {}  # by kind of the requests that may run on the caller's thread
         self._inline = False  # whether a request runs on the caller's thread at the moment
@@ -158,13 +161,16 @@ class ThreadChannel:
 
     def _run_inline(self, frame: Frame | PartialStep) -> None:
         more, error = None, None
+        table = current_table()
         with HeldSignals(twice=False):  # a handler that raises would seem to be the env's error, or lose the reply
             self._inline = True
+            set_current_table(self._table)
             try:
                 more = self._serve(frame)
             except (Exception, SystemExit) as exc:
                 error = exc
             finally:
+                set_current_table(table)
                 self._inline = False
             self._on_served(more, error)
 
@@ -210,6 +216,7 @@ class ThreadChannel:
 
     def use(self, service: Service) -> None:
         """See `ReplyWriter`."""
+        self._table = current_table()
         self._service = service
         self._fast_path = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import signal
 import threading
 from functools import partial
@@ -466,6 +467,37 @@ def test_a_step_of_active_slots_with_a_limit_of_its_own_runs_on_the_thread():
             assert (await envs.recv(1)).slots.tolist() == [1]
 
     run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_classes_and_functions_keep_their_identity_in_infos_and_errors(num_workers):
+    class Phase(enum.Enum):
+        FIRST = 1
+
+    def rule():
+        pass
+
+    class Stuck(Exception):
+        pass
+
+    class Shows(Counter):
+        def step(self, action):
+            if action == self.WAIT:
+                raise Stuck
+            return *super().step(action)[:4], {"phase": Phase.FIRST, "rule": rule}
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([partial(Shows, 1000)] * 2, num_workers=num_workers) as envs:
+            await envs.reset(seed=0)
+            for _ in range(60):
+                info = (await envs.step(np.zeros(2, int))).info
+                assert info["phase"].tolist() == [Phase.FIRST] * 2
+                assert info["rule"].tolist() == [rule] * 2
+            with pytest.raises(aioenv.EnvError) as caught:
+                await envs.step(np.array([0, Counter.WAIT]))
+            assert isinstance(caught.value.__cause__, Stuck)
+
+    run_on("uvloop", main())
 
 
 def test_an_env_that_runs_an_event_loop_gets_advice():
