@@ -72,7 +72,7 @@ def test_learners_prefer_what_is_better(make):
         pytest.importorskip("torch")
     learner = training._torch_learner(4, 2) if make == "torch" else NumpyLearner(4, 2)
     obs = np.random.default_rng(0).standard_normal((1024, 4)).astype(np.float32)
-    for _ in range(5):
+    for _ in range(20):
         actions, logp, values = learner.act(obs)
         assert actions.shape == logp.shape == values.shape == (1024,) and (logp < 0).all()
         better = (actions == 1).astype(np.float32)
