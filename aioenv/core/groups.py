@@ -8,6 +8,7 @@ slots are paused, `ActiveSlots` asks the others as a group, and puts their resul
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
@@ -494,7 +495,7 @@ class ActiveSlots:
             return self._all_paused()
         slots = group.slots
         chosen = [[column[slot] for slot in slots.tolist()] for column in objects]
-        with scheduler.dispatcher.off_this_thread(timeout_s is not None):
+        with self._on_thread(timeout_s):
             request = group.step([array[slots] for array in arrays], chosen, "step")
         whole: StepResult = await self._outcome(request, timeout_s)
         return whole
@@ -513,12 +514,16 @@ class ActiveSlots:
         if group is None:
             return _as_reset(self._all_paused())
         slots = group.slots if mask is None else group.slots[mask[group.slots]]
-        with scheduler.dispatcher.off_this_thread(timeout_s is not None):
+        with self._on_thread(timeout_s):
             request = group.reset(
                 slots, dict(enumerate(seeds)), options, "reset", each=is_seed_list(seed), every_slot=mask is None
             )
         whole: ResetResult = await self._outcome(request, timeout_s)
         return whole
+
+    def _on_thread(self, timeout_s: float | None) -> contextlib.AbstractContextManager[object]:
+        """Return a block in which no request with a limit of its own runs on the caller's thread."""
+        return contextlib.nullcontext() if timeout_s is None else self._scheduler.dispatcher.off_this_thread()
 
     async def _outcome(self, request: BatchRequest, timeout_s: float | None) -> Any:
         """Wait for a request to the active slots; a cancellation or timeout leaves it to `recv`."""
