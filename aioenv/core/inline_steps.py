@@ -57,11 +57,18 @@ class InlineSteps:
         size = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in scheduler.observations.leaves)
         return size * scheduler.num_envs <= _MAX_BYTES and scheduler.actions.is_single_array
 
-    def step(self, actions: Any) -> StepResult | BatchRequest | None:
+    @property
+    def possible(self) -> bool:
+        """Whether the worker has no work, and the next step would run on the caller's thread."""
+        channel = self._worker.thread_channel
+        return channel is not None and channel.steps_inline
+
+    def step(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
         """Step all slots.
 
         Args:
             actions: a batch of actions.
+            given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
 
         Returns:
             The result. Or the request that it has become, whose reply is in, unless the worker has ended. Or None, if
@@ -73,9 +80,9 @@ class InlineSteps:
         channel, table = self._worker.thread_channel, self._table
         if channel is None:
             return None
-        arrays, _ = self._actions.take_apart(actions, self._num_envs)
+        each = actions if given else self._actions.take_apart(actions, self._num_envs)[0][0]
         table.check_send(_ALL, "step", reset=False)
-        payload = channel.step(0, self._num_envs, arrays[0], None)
+        payload = channel.step(0, self._num_envs, each, None)
         if payload is None:
             return None
         if isinstance(payload, tuple):

@@ -441,16 +441,18 @@ class SyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[O
         self.observation_mode = observation_mode
         words: dict[str, Any] = {"observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
         envs = vector_env.AsyncVectorEnv(env_fns, num_workers=0, copy=copy, start_timeout_s=_START_TIMEOUT_S, **words)
+        made: list[Env[Any, Any]] = []
         try:
             self._start_envs(envs, cast=False)
         except SpaceMismatchError as error:
             text = str(error).replace("AsyncVectorEnv(", "SyncVectorEnv(").replace("some of the sub-", "the sub-")
             raise SpaceMismatchError(text) from None
         try:
-            self._single_envs: tuple[Env[Any, Any], ...] = self._for_each_env(lambda slot, env: env)
+            self._run_on_loop(_apply, self._envs, lambda env: made.append(env))
         except BaseException:
             self.close()
             raise
+        self._single_envs = tuple(made)
 
     @property
     def envs(self) -> tuple[Env[Any, Any], ...]:
@@ -515,7 +517,7 @@ class SyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[O
         self._for_each_env(lambda slot, env: env.set_wrapper_attr(name, each[slot]))
 
     def _for_each_env(self, function: Callable[[int, Env[Any, Any]], T]) -> tuple[T, ...]:
-        """Call a function with the slot and env of each slot, on the thread of the envs.
+        """Call a function with the slot and env of each slot, on the thread that would step them now.
 
         Raises:
             BaseException: the first exception of the function, which is not called again then.
@@ -532,7 +534,12 @@ class SyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[O
             except BaseException as exc:
                 errors.append(exc)
 
-        self._run_on_loop(_apply, self._envs, call)
+        def call_all() -> None:
+            for env in self._single_envs:
+                call(env)
+
+        if not self._stepper.use_envs_inline(call_all):
+            self._run_on_loop(_apply, self._envs, call)
         if errors:
             raise errors.pop()
         return tuple(results)
