@@ -46,6 +46,13 @@ _CLOSE_TIMEOUT_S = 60.0
 # Methods that `call` refuses: called that way they would bypass the record of episodes.
 _NOT_CALLABLE = ("reset", "step", "close", "_setattr", "_check_spaces")
 
+# Gymnasium's two classes word these messages differently.
+_WORDS_OF_SYNC = (
+    ("AsyncVectorEnv(", "SyncVectorEnv("),
+    ("some of the sub-environments observation", "the sub-environments observation"),
+    ("the sub-environment's observation", "the sub-environments observation"),
+)
+
 
 class DropIn(BlockingVectorEnv):
     """Base of the drop-ins: starts envs and calls them, and raises their exceptions as Gymnasium does."""
@@ -445,7 +452,9 @@ class SyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[O
         try:
             self._start_envs(envs, cast=False)
         except SpaceMismatchError as error:
-            text = str(error).replace("AsyncVectorEnv(", "SyncVectorEnv(").replace("some of the sub-", "the sub-")
+            text = str(error)
+            for theirs, ours in _WORDS_OF_SYNC:
+                text = text.replace(theirs, ours)
             raise SpaceMismatchError(text) from None
         try:
             self._run_on_loop(_apply, self._envs, lambda env: made.append(env))
