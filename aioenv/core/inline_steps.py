@@ -14,7 +14,6 @@ import numpy as np
 from aioenv.core.results import StepResult
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
-from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.layout import COPIED
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class InlineSteps:
         self._reader = self._make()
         self._read_payload = scheduler.dispatcher.read_payload
         self._everyone = scheduler.everyone
-        self._begin, self._leave = scheduler.begin, scheduler.leave
+        self._scheduler = scheduler
 
     @staticmethod
     def suit(scheduler: RequestScheduler) -> bool:
@@ -95,7 +94,7 @@ class InlineSteps:
             part = self._reader.parts[0]
             part.columns = part.errors = ()
             self._read_payload(self._reader, part, memoryview(payload))
-            info = merge_infos(part.columns, self._num_envs) if part.columns else info
+            info = self._scheduler.merge_infos(part.columns, self._num_envs) if part.columns else info
         result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
         if table.must_reset:
             table.note_ends(_ALL, terminated | truncated)
@@ -107,7 +106,7 @@ class InlineSteps:
         """Let `recv` take a result that the caller of `step` did not get; no other step was made since."""
         request = self._make()
         part = request.parts[0]
-        self._begin(request, _ALL, stepped=True)
+        self._scheduler.begin(request, _ALL, stepped=True)
         batch = request.batch
         arrays, objects = self._observations.take_apart(result.obs, self._num_envs)
         for mine, theirs in zip(batch.obs, arrays, strict=True):
@@ -116,7 +115,7 @@ class InlineSteps:
         part.columns, part.objects, part.arrived = self._reader.parts[0].columns, objects, True
         request.open = 0
         request.done.set_result(None)
-        self._leave(request)
+        self._scheduler.leave(request)
 
 
 def _copy(tree: Any) -> Any:
