@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -17,11 +18,15 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.core.arguments import check_num_envs, refuse_misspelled
+from aioenv.core.choice import BackendChoice
 from aioenv.creator import EnvCreator
+from aioenv.errors import VersionError
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
+from aioenv.requirements import require_batch
 from aioenv.spaces.autoreset import parse_mode
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import (
+    TASKS,
     is_native_task,
     make_env,
     make_with_hints,
@@ -40,7 +45,14 @@ __all__ = ["env_factory", "make_vec", "new_event_loop", "run", "takes_mode"]
 
 T = TypeVar("T")
 
-BACKENDS = ("workers", "native")
+BACKENDS = ("workers", "native", "auto")
+
+# The number of slots from which on a native version is faster than single envs in this process, where it is not 1.
+_NATIVE_FROM = {"CartPole-v0": 2, "CartPole-v1": 2}
+# Our faster version of Gymnasium's vector env, and the arguments of the latter.
+_CARTPOLE = "aioenv.native.cartpole:CartPoleVectorEnv"
+_CARTPOLE_ARGUMENTS = ("max_episode_steps", "sutton_barto_reward")
+_log = logging.getLogger("aioenv")
 
 _HINT = "; a list of functions goes to aioenv.AsyncVectorEnv"
 
@@ -49,7 +61,7 @@ def make_vec(
     env: str | EnvSpec | Callable[..., Env[Any, Any]] | Callable[..., VectorEnv[Any, Any, Any]],
     num_envs: int | None = None,
     *,
-    backend: Literal["workers", "native"] = "workers",
+    backend: Literal["workers", "native", "auto"] = "workers",
     num_workers: int | None = None,
     start: Literal["forkserver", "spawn"] | None = None,
     channel: Literal["auto", "scatter", "streams"] = "auto",
@@ -88,7 +100,12 @@ def make_vec(
             has registered as `vector_entry_point`. Here `env` may also be a function that is called with `num_envs` and
             makes a `gymnasium.vector.VectorEnv`. The vector env lives in this process, or is split over `num_workers`
             processes (see `NativeVectorEnv`). Unless it is a `NativeMujocoEnv`, it keeps its own seeding and, unless it
-            takes an argument `autoreset_mode`, its own mode.
+            takes an argument `autoreset_mode`, its own mode. "auto" takes what is fastest with the same results: our
+            native version, if there is one and nothing that was asked for needs single envs; else single envs in this
+            process (`num_workers=0`), if their steps take less than workers would save; else workers. For an id it
+            steps one env for 20 ms, in a process of its own, once for each id and program, when the vector env is
+            started. A function is never called for that: its envs step in workers. The logger "aioenv" says what was
+            chosen and why, at level INFO; `envs.backend` tells it.
         wrappers: applied to each env in the worker, the first one innermost.
         **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` or `pixels` given, an id or a spec
             gets `render_mode="rgb_array"` unless this has another one.
@@ -127,6 +144,29 @@ def make_vec(
     num_envs = 1 if num_envs is None else num_envs
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
+    choosing = backend == "auto"
+    if backend == "auto":
+        usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
+        of_processes = (start, restart, log_prefix, worker_env, cpu_affinity, num_workers)
+        needs_processes = (
+            any(one is not None for one in of_processes)
+            or (channel, on_timeout) != ("auto", "raise")
+            or transport == "shared"
+            or ignore_signals
+        )
+        needs_single = (
+            bool(wrappers)
+            or observation_mode != "same"
+            or seed_plan is not None
+            or autoreset_options is not None
+            or debug
+            or "render_mode" in env_kwargs
+        )
+        backend = "workers"
+        if not (needs_processes or needs_single) and (more := _native_arguments(env, num_envs, env_kwargs)) is not None:
+            backend, env_kwargs = "native", {**env_kwargs, **more}
+        choosing = backend == "workers" and not needs_processes and not debug
+        choosing = choosing and (timeout_s, render, pixels) == (None, None, None) and "render_mode" not in env_kwargs
     if env_kwargs:
         refuse_misspelled("aioenv.make_vec", _PARAMETERS, env_kwargs, env, native=backend == "native")
     if backend == "native":
@@ -175,7 +215,7 @@ def make_vec(
         placed = [env.at(slot) for slot in range(num_envs)]
         if any(one is not env for one in placed):
             factories = [env_factory(one, 1, wrappers, False, env_kwargs) for one in placed]
-    return AsyncVectorEnv(
+    envs = AsyncVectorEnv(
         factories,
         num_workers=num_workers,
         start=start,
@@ -202,6 +242,36 @@ def make_vec(
         autoreset_options=autoreset_options,
         check_numerics=check_numerics,
     )
+    if choosing and isinstance(env, (str, EnvSpec)):
+        name = env if isinstance(env, str) else env.id
+        key = name if isinstance(env, str) else repr(env)
+        envs._choice = BackendChoice(name, (key, repr(env_kwargs), repr(wrappers)), factories, autoreset_options)
+    return envs
+
+
+def _native_arguments(env: Any, num_envs: int, env_kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the further arguments with which the native version of an env gives the results of single envs.
+
+    None if there is no such version, if it does not take these arguments, or if single envs are faster.
+    """
+    if not isinstance(env, (str, EnvSpec)) or (isinstance(env, str) and ":" in env):
+        return None
+    spec = gymnasium.spec(env) if isinstance(env, str) else env
+    if spec.additional_wrappers or num_envs < _NATIVE_FROM.get(spec.id, 1):
+        return None
+    maker: Any = TASKS.get(str(spec.entry_point)) if is_native_task(spec) else vector_entry_point(spec)
+    if maker not in (_CARTPOLE, *TASKS.values()):
+        return None
+    try:
+        if maker != _CARTPOLE:
+            require_batch()
+        known = inspect.signature(load_env_creator(maker)).parameters
+    except (VersionError, ImportError):
+        return None
+    if any(name not in known and name not in _CARTPOLE_ARGUMENTS for name in env_kwargs):
+        return None
+    _log.info('backend="auto": %d x %s step natively, as one vector env with the same results', num_envs, spec.id)
+    return {"one_generator": False} if maker == _CARTPOLE else {}
 
 
 def _refuse_native(**given: bool) -> None:

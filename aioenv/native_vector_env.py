@@ -213,6 +213,11 @@ class NativeVectorEnv(AsyncVectorEnv):
         super()._make_parts(session, backend)
 
     @property
+    def backend(self) -> Literal["auto", "workers", "in_process", "native"]:
+        """ "native": the slots are one vector env, in this process or split over workers (see `runs`)."""
+        return "native"
+
+    @property
     def runs(self) -> str:
         """The place where the next step will run: "inline" (on the loop), "thread" or "workers"."""
         if self._inprocess is None:

@@ -7,6 +7,7 @@ and hands out results; the others are built on it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
@@ -37,6 +38,7 @@ from aioenv.core.arguments import (
     refuse_without_workers,
 )
 from aioenv.core.backend import Backend, EnvInfo, Session
+from aioenv.core.choice import BackendChoice, cheap_run
 from aioenv.core.env_calls import EnvCalls
 from aioenv.core.episode_tracker import check_episode_stats
 from aioenv.core.images import EnvImages
@@ -69,6 +71,9 @@ if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
 
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
+
+
+_log = logging.getLogger("aioenv")
 
 
 class AsyncVectorEnv(Traced, AsyncResource):
@@ -168,6 +173,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     _session: Session | None = None
     _episode_stats: EpisodeStats | None = None
     _backend: Backend | None = None  # of the session; not None once it is started
+    _choice: BackendChoice | None = None  # made before the start; None: there is nothing to choose
     # made when it is started
     _calls: EnvCalls
     _images: EnvImages
@@ -271,6 +277,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode),
         )
         self._episode_stats = self._config.episodes
+        # whether something was asked for that only processes give, or that costs as much as they do
+        asked = (start, restart, log_prefix, worker_env, cpu_affinity, timeout_s, render, pixels)
+        self._needs_workers = in_thread or ignore_signals or any(one is not None for one in asked)
 
     # ------------------------------------------------------------ start and close
 
@@ -308,8 +317,20 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._episodes = NumberedEpisodes(backend, clock)
 
     def _start(self) -> Coroutine[Any, Any, None]:
+        if self._choice is not None:
+            return self._choose_and_start(self._choice)
         self._session = self._make_session()
         return self._start_session(self._session)
+
+    async def _choose_and_start(self, choice: BackendChoice) -> None:
+        if await choice.prefers_this_process(self._config.start_timeout_s):
+            code = make_program(choice.factories, 1, live=True, autoreset_options=choice.autoreset_options)
+            self._config = self._config._replace(
+                code=code, num_workers=1, transport="frames", worker_env=[None], in_thread=True, inline=True
+            )
+        self._choice = None
+        self._session = self._make_session()
+        await self._start_session(self._session)
 
     async def _start_session(self, session: Session) -> None:
         path = path_from_environment()
@@ -349,7 +370,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
                 self._forget_code()
 
     async def _close(self, grace_s: float) -> None:
-        assert self._session is not None
+        if self._session is None:  # its start was cancelled before there was one
+            return
+        if self.backend == "workers" and not self._needs_workers and (advice := cheap_run(self.stats())):
+            _log.info("%r: %s", self, advice)
         try:
             await self._session.close(grace_s)
         finally:
@@ -459,6 +483,16 @@ class AsyncVectorEnv(Traced, AsyncResource):
         pixels = self._pixels_config if not self._config.vectorized else None
         draws = self._render_config is not None or pixels is not None
         return "rgb_array" if info.render_mode is None and draws else info.render_mode
+
+    @property
+    def backend(self) -> Literal["auto", "workers", "in_process", "native"]:
+        """Where the envs step: "workers"; "in_process", single envs in this process (`num_workers=0`); or "native".
+
+        "auto" before the start, if the choice is made then.
+        """
+        if self._choice is not None:
+            return "auto"
+        return "in_process" if self._config.in_thread else "workers"
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:

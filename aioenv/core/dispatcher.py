@@ -72,6 +72,7 @@ class Dispatcher:
         episodes: counts episodes; None if they are not counted.
         merger: merges the statistics that the envs share; None if they share none.
         spares_cpu: whether there are CPUs that no worker needs. A worker that has replied polls for its next request.
+        here: the only worker, if it is a thread of this process.
         in_thread: whether the workers are threads of this process.
         plain_thread: the only worker, if it is such a thread, and nothing but the caller needs its results.
         shared_actions: the numbers of the action leaves that lie in shared memory.
@@ -98,11 +99,10 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._poller = SpinPoller(_POLL_S)
         only = worker_pool.members[0].worker if len(worker_pool.members) == 1 else None
-        # the only worker, if it is a thread of this process: its steps may run on the caller's thread
-        self._here = only if only is not None and only.thread_channel is not None else None
+        self.here = only if only is not None and only.thread_channel is not None else None
         self.in_thread = all(member.worker.thread_channel is not None for member in worker_pool.members)
         # the thread of a worker needs the interpreter's lock, not a poll
-        self.spares_cpu = self._here is None and len(worker_pool.members) < usable_cpus()
+        self.spares_cpu = self.here is None and len(worker_pool.members) < usable_cpus()
         shared_batches = worker_pool.shared_batches
         self.shared_actions = tuple(shared_batches[COPIED].actions) if shared_batches else ()
         self.history: SlotHistory | None = None
@@ -126,7 +126,7 @@ class Dispatcher:
         # whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path
         self._fast = not (images or pixel_renderer or self.merger)
         extras = self.episodes or self.history
-        self.plain_thread = self._here if self._fast and not extras and speedups.step_here is not None else None
+        self.plain_thread = self.here if self._fast and not extras and speedups.step_here is not None else None
         self._wakeups = self._make_wakeups()
         self._stale_wakeups = False  # whether a worker has ended since: the one in its place has another channel
         for member in worker_pool.members:
@@ -207,14 +207,14 @@ class Dispatcher:
 
     # ------------------------------------------------------------ sending
 
-    def off_this_thread(self, needed: bool) -> contextlib.AbstractContextManager[object]:
-        """Return a block in which no request runs on the caller's thread, if that is needed: it could not time out."""
-        if not needed or self._here is None or (channel := self._here.thread_channel) is None:
+    def off_this_thread(self) -> contextlib.AbstractContextManager[object]:
+        """Return a block in which no request runs on the caller's thread, where it could not time out."""
+        if self.here is None or (channel := self.here.thread_channel) is None:
             return contextlib.nullcontext()
         return channel.all_on_thread()
 
     def step_here(self, request: BatchRequest, actions: npt.NDArray[Any], rows: Sequence[int] | None) -> bool:
-        """Step on the caller's thread, if the only worker is in this process and its steps are short.
+        """Step on the caller's thread, if the only worker (`here`) is in this process and its steps are short.
 
         Args:
             request: the batch request.
@@ -224,7 +224,7 @@ class Dispatcher:
         Returns:
             Whether the request was answered; otherwise nothing was done.
         """
-        worker = self._here
+        worker = self.here
         if worker is None or worker.thread_channel is None or not self._fast:
             return False
         part = request.parts[0]

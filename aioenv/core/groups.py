@@ -121,12 +121,14 @@ class WorkerGroup:
             return self._submit(self._step_requests(arrays, objects, given), stepped=True, waiting=waiting)
         if not self._payloads:
             self._prepare_fast_path()
-        request = self._acquire()
+        request = self._pool.acquire() if self._pool is not None else self._acquire()
         try:
             scheduler.begin(request, self._index, stepped=True)
-            if len(arrays) != 1 or not scheduler.dispatcher.step_here(request, arrays[0], self._rows[0]):
+            dispatcher = scheduler.dispatcher
+            here = dispatcher.here is not None and len(arrays) == 1
+            if not (here and dispatcher.step_here(request, arrays[0], self._rows[0])):
                 views = list(map(byte_view, arrays))
-                scheduler.dispatcher.submit_steps(request, views, self._cuts, self._payloads)
+                dispatcher.submit_steps(request, views, self._cuts, self._payloads)
             self._prepare_next()
         except BaseException:
             scheduler.roll_back(request)

@@ -7,6 +7,7 @@ come. Both are requests of a group of slots (`groups.py`), which the dispatcher 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter
@@ -197,7 +198,9 @@ class RequestScheduler:
         arrays, objects = ([], []) if given else self.actions.take_apart(actions, self.num_envs)
         if self._abandoned:
             await self.drain(timeout_s)
-        with self.dispatcher.off_this_thread(timeout_s is not None):
+        if timeout_s is None:
+            return self.everyone.step(arrays, objects, "step", given=actions if given else None)
+        with self.dispatcher.off_this_thread():
             return self.everyone.step(arrays, objects, "step", given=actions if given else None)
 
     def submit_step(self, actions: Any, *, given: bool = False) -> BatchRequest:
@@ -237,7 +240,7 @@ class RequestScheduler:
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
         by_slot = {slot: seeds[slot] for slot in slots.tolist()}
         listed, every = is_seed_list(seed), mask is None
-        with self.dispatcher.off_this_thread(timeout_s is not None):
+        with self.dispatcher.off_this_thread() if timeout_s is not None else contextlib.nullcontext():
             request = self.everyone.reset(slots, by_slot, options, "reset", each=listed, every_slot=every)
         return await self.outcome(request, self._reset_result, timeout_s)
 

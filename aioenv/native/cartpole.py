@@ -48,12 +48,13 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     Unlike Gymnasium's class it has all autoreset modes, can step and reset some of its slots (`step_some`,
     `options["reset_mask"]`), and takes a list of seeds. A slot with a seed of its own has its own generator from then
     on, and gives the results of a single `CartPole-v1` with that seed. With NEXT_STEP and one seed for all, slots share
-    one generator, as in Gymnasium's class, which has no other mode. In the other modes slots never share one, and an
-    int seeds slot i with `seed + i`, as `SyncVectorEnv` does.
+    one generator, as in Gymnasium's class, which has no other mode. In the other modes, or with `one_generator=False`,
+    slots never share one, and an int seeds slot i with `seed + i`, as `SyncVectorEnv` does.
 
     Args:
         *args: as for Gymnasium's.
         autoreset_mode: when the next episode begins.
+        one_generator: whether slots share a generator until they get seeds of their own; None: with NEXT_STEP alone.
         **kwargs: as for Gymnasium's.
 
     Attributes:
@@ -63,12 +64,17 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     any_thread = True
 
     def __init__(
-        self, *args: Any, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **kwargs: Any
+        self,
+        *args: Any,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        one_generator: bool | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        self.one_generator = self._next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        self._next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        self.one_generator = self._next_step if one_generator is None else one_generator
         self._same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._own: dict[int, np.random.Generator] = {}  # by slot: its own generator, if it has one
         n = self.num_envs
@@ -170,7 +176,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
                 reward: npt.NDArray[np.float32] = super().step(action)[1]
             finally:
                 self.prev_done = over
-            if not self._next_step:
+            if not self.one_generator:
                 reward += 0.0  # single envs never return -0.0
             return reward
         if state is None:
@@ -222,8 +228,8 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         """Begin an episode in every slot, or in those of `options["reset_mask"]`.
 
         Args:
-            seed: an int: as in Gymnasium, one for all slots together; in modes other than NEXT_STEP slot i is seeded
-                with `seed + i`. Or a list, one for each slot (None: it keeps its generator).
+            seed: an int: one for all slots together, as in Gymnasium; if they share no generator, slot i is seeded with
+                `seed + i`. Or a list, one for each slot (None: it keeps its generator).
             options: may have a "reset_mask", and the bounds "low" and "high".
         """
         mask = None if options is None else options.get("reset_mask")
@@ -232,14 +238,14 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             raise ValueError(f"seed: expected an int, None, or one for each of {self.num_envs} slots, got {len(seed)}")
         slots = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         self.low, self.high = utils.maybe_parse_reset_bounds(options, *_BOUNDS_OF_STARTS)
-        if self._next_step and not each and seed is not None:
+        if self.one_generator and not each and seed is not None:
             self._np_random, self._np_random_seed = seeding.np_random(seed)
             for slot in slots.tolist() if self._own else ():
                 self._own.pop(slot, None)
-        elif not self._next_step or each:
+        elif not self.one_generator or each:
             for slot in slots.tolist():
                 own = seed[slot] if each else None if seed is None else int(seed) + slot
-                if own is not None or not (self._next_step or slot in self._own):
+                if own is not None or not (self.one_generator or slot in self._own):
                     self._own[slot] = seeding.np_random(own)[0]
         n = self.num_envs
         if self.state is None or mask is None:

@@ -448,6 +448,11 @@ class BlockingVectorEnv(BlockingResource, gymnasium.vector.VectorEnv[Any, Any, A
         """The worker processes: pid, state and slots."""
         return self._envs.workers
 
+    @property
+    def backend(self) -> str:
+        """Where the envs step (see `AsyncVectorEnv.backend`)."""
+        return self._envs.backend
+
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute."""
         raise NotImplementedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "FirstCheckpoints",
     "MetadataService",
     "ModelSignature",
+    "StepTimeService",
     "check_env",
     "describe_envs",
     "dumped",
@@ -254,6 +256,67 @@ class MetadataService(SlotService):
 
     def close(self) -> None:
         """Do nothing: the env is closed already."""
+
+
+# For how long an env is stepped to measure its steps, in seconds.
+_MEASURE_S = 20e-3
+
+
+class StepTimeService(SlotService):
+    """A service that makes an env, measures its steps and closes it at once; it answers no other request than `ping`.
+
+    Args:
+        factories: one function that makes the env.
+    """
+
+    def __init__(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> None:
+        try:
+            with worker_context.running_row(0):
+                env = factories[0]()
+                try:
+                    self._step_s = _measure_step(env)
+                finally:
+                    env.close()
+        except Exception as exc:
+            raise StartFailed(describe_failure(exc, 0)) from exc
+
+    def describe(self) -> float:
+        """Return how long a step takes, in seconds."""
+        return self._step_s
+
+    def ping(self) -> None:
+        """Do nothing: the caller measures how long that takes."""
+
+    def after_reply(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing: the env is closed already."""
+
+
+def _measure_step(env: Env[Any, Any]) -> float:
+    """Step an env with random actions for a moment; return the mean time of a step, with its share of resets."""
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    env.step(env.action_space.sample())  # the first step also checks and compiles
+    actions = [env.action_space.sample() for _ in range(16)]
+    steps: list[float] = []
+    resets = [0.0]
+    end_s = perf_counter() + _MEASURE_S
+    while (start_s := perf_counter()) < end_s or not steps:
+        _, _, terminated, truncated, _ = env.step(actions[len(steps) % len(actions)])
+        steps.append(perf_counter() - start_s)
+        if terminated or truncated:
+            start_s = perf_counter()
+            env.reset()
+            resets.append(perf_counter() - start_s)
+    return _usual(steps) + (len(resets) - 1) / len(steps) * _usual(resets)
+
+
+def _usual(times: list[float]) -> float:
+    """Return the mean without the longest fifth: other processes have interrupted those, or the code was cold."""
+    kept = sorted(times)[: -(len(times) // 5) or None]
+    return sum(kept) / len(kept)
 
 
 def _describe(env: Env[Any, Any]) -> EnvMetadata:

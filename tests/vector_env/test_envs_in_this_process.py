@@ -14,12 +14,20 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
 import aioenv.sync
+from aioenv.process import env_thread, thread_process
 from aioenv.testing import VectorEnvContract
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter
 from tests.kits.loop_kit import LOOPS, run_on
 from tests.kits.process_kit import run_alone
+
+
+@pytest.fixture(autouse=True)
+def all_steps_count_as_short(monkeypatch):
+    """After some steps the others run on the caller's thread, however busy the machine is."""
+    monkeypatch.setattr(thread_process, "_INLINE_LIMIT_S", 60.0)
+    monkeypatch.setattr(env_thread, "_LONG_S", 60.0)
 
 
 class TestContract(VectorEnvContract):

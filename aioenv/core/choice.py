@@ -1,0 +1,135 @@
+"""`BackendChoice`: whether envs step faster in this process or over workers, found out before they are started.
+
+One env of the same id is stepped for a moment, in a worker that ends afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from aioenv.core.waits import Stats
+from aioenv.core.worker_pool import make_program, needed_by
+from aioenv.definitions.restore import FactoryReference
+from aioenv.ipc.messages import dump_code
+from aioenv.platform import usable_cpus
+from aioenv.process.supervisor import Worker
+from aioenv.worker.description import StepTimeService
+
+__all__ = ["BackendChoice", "cheap_run"]
+
+_log = logging.getLogger("aioenv")
+
+# How many times a worker is called to find out what an exchange with it costs.
+_CALLS = 20
+# The cost of a step's exchange with all workers, in round trips of such calls.
+_ROUND_TRIPS = 0.5
+# Steps over workers that take less than this would be faster in this process, in seconds: most of that time is the
+# exchange. And the number of steps that a run must have for advice.
+_CHEAP_STEP_S = 60e-6
+_MANY_STEPS = 1000
+
+
+class _Costs(NamedTuple):
+    """The measured costs, in seconds.
+
+    Attributes:
+        step_s: of one step of one env, resets included.
+        exchange_s: of one step's exchange with workers.
+    """
+
+    step_s: float
+    exchange_s: float
+
+
+_known: dict[Hashable, _Costs] = {}  # by what is made
+
+
+class BackendChoice:
+    """Chooses between this process and workers.
+
+    Args:
+        what: the env, for the log.
+        key: equal for equal envs, which are measured once a process.
+        factories: a factory for each slot; the first is called in a worker.
+        autoreset_options: see `AsyncVectorEnv`.
+    """
+
+    def __init__(
+        self, what: str, key: Hashable, factories: Sequence[Callable[[], Any]], autoreset_options: Any = None
+    ) -> None:
+        self.factories = factories
+        self.autoreset_options = autoreset_options
+        self._what = what
+        self._key = key
+
+    async def prefers_this_process(self, start_timeout_s: float) -> bool:
+        """Measure, unless that was done before; return whether all slots step faster in this process.
+
+        If this is cancelled, the worker is killed.
+
+        Args:
+            start_timeout_s: the limit for making one env, in seconds.
+
+        Raises:
+            WorkerStartError: if the env can't be made or stepped.
+        """
+        costs = _known.get(self._key)
+        if costs is None:
+            costs = _known[self._key] = await _measure(self.factories[0], start_timeout_s)
+        n, workers = len(self.factories), min(len(self.factories), usable_cpus())
+        saved_s = n * costs.step_s * (1 - 1 / workers)  # what workers save, since they step side by side
+        here = saved_s < costs.exchange_s
+        _log.info(
+            'backend="auto": %d x %s step %s: a step of one env takes %.0f us, so %d workers save %.0f us a step, and '
+            "cost %.0f us for the exchange",
+            n,
+            self._what,
+            "in this process" if here else "over workers",
+            costs.step_s * 1e6,
+            workers,
+            saved_s * 1e6,
+            costs.exchange_s * 1e6,
+        )
+        return here
+
+
+def cheap_run(stats: Stats) -> str:
+    """Return advice if a run over workers would have been faster in this process; else ""."""
+    steps = stats.steps
+    if steps < _MANY_STEPS or stats.env_s / steps > _CHEAP_STEP_S:
+        return ""
+    return (
+        f"a step of all {stats.num_envs} envs took {stats.env_s / steps * 1e6:.0f} us, most of it for the exchange "
+        'with the workers; num_workers=0 (the envs live in this process) is faster, or backend="auto" in make_vec'
+    )
+
+
+async def _measure(factory: Callable[[], Any], start_timeout_s: float) -> _Costs:
+    code = make_program([factory], 1)
+    worker = Worker(
+        dump_code(partial(StepTimeService, FactoryReference())),
+        index=0,
+        slots=(0,),
+        needed=needed_by([factory]),
+        registry=code.registry,
+        code=code.program.code(0),
+        definitions=code.program.table,
+        start_timeout_s=start_timeout_s,
+    )
+    try:
+        await worker.start()
+        times = []
+        for _ in range(_CALLS):
+            start_s = perf_counter()
+            await worker.call("ping")
+            times.append(perf_counter() - start_s)
+        step_s: float = worker.description
+        await worker.close()
+    except BaseException:
+        await worker.close_now()
+        raise
+    return _Costs(step_s, _ROUND_TRIPS * min(times))

@@ -1,0 +1,199 @@
+"""`backend="auto"`: what it chooses, that it says so, and that the results are those of single envs."""
+
+from __future__ import annotations
+
+import logging
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import aioenv
+import aioenv.sync
+from aioenv.core import choice
+from tests.kits.compare import assert_same
+from tests.kits.counter_kit import Counter
+from tests.kits.loop_kit import run_on
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch):
+    monkeypatch.setattr(choice, "_known", {})
+
+
+def costs(monkeypatch, step_s, exchange_s=30e-6):
+    """Let every env take this long to step, as if it had been measured."""
+    measured = []
+
+    async def measure(factory, start_timeout_s):
+        measured.append(factory)
+        return choice._Costs(step_s, exchange_s)
+
+    monkeypatch.setattr(choice, "_measure", measure)
+    monkeypatch.setattr(choice, "usable_cpus", lambda: 2)
+    return measured
+
+
+async def started(*args, **kwargs):
+    async with aioenv.make_vec(*args, backend="auto", **kwargs) as envs:
+        return envs.backend
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "step_us", "backend"), [(4, 5, "in_process"), (4, 100, "workers"), (1, 1e4, "in_process")]
+)
+def test_single_envs_live_here_if_workers_would_save_less_than_they_cost(num_envs, step_us, backend, monkeypatch):
+    measured = costs(monkeypatch, step_us * 1e-6)
+
+    async def main():
+        envs = aioenv.make_vec("Pendulum-v1", num_envs, backend="auto")
+        assert envs.backend == "auto"
+        async with envs:
+            assert envs.backend == backend
+            assert len(envs.workers) == (1 if backend == "in_process" else 2)
+        assert await started("Pendulum-v1", num_envs) == backend
+        assert len(measured) == 1, "an id is measured once"
+
+    run_on("uvloop", main())
+
+
+def test_an_env_is_measured_in_a_process_of_its_own(caplog):
+    caplog.set_level(logging.INFO, "aioenv")
+
+    async def main():
+        assert await started("FrozenLake-v1", 1) == "in_process"
+        (costs,) = choice._known.values()
+        assert 0 < costs.step_s < 0.1 and 0 < costs.exchange_s < 0.1
+
+    run_on("asyncio", main())
+    (record,) = [record for record in caplog.records if "backend" in record.message]
+    assert record.message.startswith('backend="auto": 1 x FrozenLake-v1 step in this process: a step of one env takes')
+
+
+MUJOCO = ["HalfCheetah-v5", "InvertedPendulum-v5"]
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", *MUJOCO])
+def test_a_native_version_has_the_results_of_single_envs(env_id, mode, caplog):
+    caplog.set_level(logging.INFO, "aioenv")
+
+    async def main():
+        reference = SyncVectorEnv([lambda: gym.make(env_id)] * 3, autoreset_mode=mode)
+        async with aioenv.make_vec(env_id, 3, backend="auto", autoreset_mode=mode) as envs:
+            assert envs.backend == "native"
+            assert_same(tuple(await envs.reset(seed=7)), reference.reset(seed=7))
+            reference.action_space.seed(0)
+            over = np.zeros(3, bool)
+            for _ in range(100):
+                if mode is AutoresetMode.DISABLED and over.any():
+                    options = {"reset_mask": over}
+                    assert_same(tuple(await envs.reset(options=dict(options))), reference.reset(options=dict(options)))
+                actions = reference.action_space.sample()
+                expected = reference.step(actions)
+                assert_same(tuple(await envs.step(actions))[:4], expected[:4])
+                over = expected[2] | expected[3]
+        reference.close()
+
+    run_on("uvloop", main())
+    assert f'backend="auto": 3 x {env_id} step natively' in caplog.text
+
+
+SINGLE = {
+    "wrappers": [gym.wrappers.ClipReward],
+    "observation_mode": "different",
+    "seed_plan": [1, 2, 3],
+    "autoreset_options": {},
+    "render_mode": "rgb_array",
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_what_only_single_envs_have_is_not_native(name, monkeypatch):
+    costs(monkeypatch, 1e-6)
+    if name == "wrappers":
+        SINGLE[name] = [lambda env: gym.wrappers.ClipReward(env, 0.0, 1.0)]
+    envs = aioenv.make_vec("CartPole-v1", 3, backend="auto", **{name: SINGLE[name]})
+    assert not isinstance(envs, aioenv.NativeVectorEnv)
+
+
+PROCESSES = {
+    "num_workers": 2,
+    "start": "spawn",
+    "channel": "streams",
+    "transport": "shared",
+    "restart": aioenv.RestartPolicy(),
+    "log_prefix": "env",
+    "worker_env": {"A": "1"},
+    "cpu_affinity": [0],
+    "ignore_signals": True,
+}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_what_only_processes_give_takes_workers(name, monkeypatch):
+    measured = costs(monkeypatch, 1e-6)
+
+    async def main():
+        assert await started("CartPole-v1", 2, **{name: PROCESSES[name]}) == "workers"
+
+    run_on("asyncio", main())
+    assert not measured
+
+
+def test_an_explicit_zero_is_this_process():
+    async def main():
+        assert await started("CartPole-v1", 2, num_workers=0) == "in_process"
+
+    run_on("asyncio", main())
+
+
+def test_a_function_is_never_called_here():
+    here = []
+
+    def make():
+        here.append(1)
+        return Counter()
+
+    async def main():
+        assert await started(make, 2) == "workers"
+
+    run_on("asyncio", main())
+    assert not here
+
+
+def test_an_env_that_cannot_be_made_says_so():
+    async def main():
+        with pytest.raises(aioenv.WorkerStartError, match="unexpected keyword argument 'nonsense'"):
+            await aioenv.make_vec("Pendulum-v1", 2, backend="auto", nonsense=1)
+
+    run_on("asyncio", main())
+
+
+def test_blocking_code_takes_it_too(monkeypatch):
+    costs(monkeypatch, 1e-6)
+    with aioenv.sync.make_vec("Pendulum-v1", 2, backend="auto") as envs:
+        assert envs.backend == "in_process"
+        envs.reset(seed=0)
+        for _ in range(50):
+            envs.step(np.zeros((2, 1), np.float32))
+
+
+def test_a_cheap_run_over_workers_gets_one_line_of_advice(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "aioenv")
+    monkeypatch.setattr(choice, "_CHEAP_STEP_S", 1.0)
+
+    async def main(steps, **options):
+        caplog.clear()
+        async with aioenv.AsyncVectorEnv([Counter] * 2, **options) as envs:
+            await envs.reset(seed=0)
+            for _ in range(steps):
+                await envs.step(np.zeros(2, int))
+        return [record.message for record in caplog.records if "num_workers=0" in record.message]
+
+    (line,) = run_on("uvloop", main(1200))
+    assert "a step of all 2 envs took" in line
+    assert not run_on("uvloop", main(100))
+    assert not run_on("uvloop", main(1200, restart=aioenv.RestartPolicy()))
+    assert not run_on("uvloop", main(1200, num_workers=0))
