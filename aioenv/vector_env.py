@@ -97,7 +97,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         env_fns: a factory for each slot, in the order of slots. Each slot gets its own variant of an `EnvCreator`.
         num_workers: the number of processes; slots are spread over them evenly. Default: the number of CPUs that this
             process may use, at most one worker a slot. 0: the envs live in this process, which is faster where all
-            slots together step in less than about 100 µs. Steps and resets of less than 200 µs run on the loop,
+            slots together step in less than about 100 µs. Steps and resets of less than 0.5 ms run on the loop,
             longer ones on a thread of the envs' own, where the envs are made, called and closed. Envs with a
             `render_mode` and those of a vector env with a `timeout_s` stay on that thread; so do all with
             `debug=True`. A thread can't be killed or restarted, and an env that crashes ends this process.
