@@ -1052,9 +1052,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """Set the states of envs to those of `get_state` or `aioenv.load`, from any slot, worker or process.
 
         A slot that had failed, or whose episode was over, can be stepped again, and no reset is needed before. No
-        observation is returned, so `rollout` raises a ResetNeededError until the slot was stepped. Images show the new
-        state after the next step, and episode statistics leave out the episode. If this is cancelled, the states are
-        set all the same, but a slot that had failed must have its state set again.
+        observation is returned: until the slot was stepped, `rollout` raises a ResetNeededError, and a reset of other
+        slots has zeros or an old observation in its row. Images show the new state after the next step, and episode
+        statistics leave out the episode. If this is cancelled, the states are set all the same, but a slot that had
+        failed must have its state set again.
 
         Args:
             states: one for each of `slots`, in that order.

@@ -93,15 +93,15 @@ def public_bases(bases: Iterable[Any]) -> Iterator[Any]:
     for base in bases:
         kind = get_origin(base) or base
         if kind.__module__.startswith("aioenv.") and kind not in PUBLIC:
-            yield from public_bases(kind.__bases__)
+            yield from public_bases(vars(kind).get("__orig_bases__", kind.__bases__))
         else:
             yield base
 
 
 def hide_internal_bases(app: Any, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
     """Let the reference show public base classes alone."""
-    shown = [base for base in dict.fromkeys(public_bases(bases)) if base not in (object, Generic)]
-    bases[:] = shown or [object]
+    shown = {get_origin(base) or base: base for base in public_bases(bases)}
+    bases[:] = [base for kind, base in shown.items() if kind not in (object, Generic)] or [object]
 
 
 def setup(app: Any) -> None:
