@@ -90,7 +90,7 @@ NEED_TORCH := $(patsubst %,'tests/docs/test_pages.py::test_the_code_of_a_page_ru
 # the tests of the adapters, which `make test` skips where the other libraries are missing
 adapters: $(VENV)/.adapters opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) \
-		tests/adapters tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
+		tests/adapters tests/benchmarks/test_training.py tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
 
 # a sample of the tests on another Python: make second-python PYTHON=python3.13 VENV=.venv-313
 second-python: $(VENV)/.dev opengl-all

@@ -19,7 +19,7 @@ from aioenv.cli.terminal import progress
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
 from benchmarks import suite
-from benchmarks.metrics import METRICS, REGISTRY, Metric, print_metric, summarize_metric
+from benchmarks.metrics import METRICS, REGISTRY, Metric, print_metric, refuse_differing, summarize_metric
 from benchmarks.tables import out_directory
 
 __all__ = ["main"]
@@ -124,6 +124,7 @@ def _run_metric(args: argparse.Namespace, metric: Metric) -> int:
         workload = Workload(env, num_envs, seconds, start=args.start, channel=args.channel)
         with progress(len(names) * rounds) as show:
             outcomes = play_rounds({name: (name, workload) for name in names}, rounds, show, registry=REGISTRY)
+        refuse_differing(metric, outcomes)
         rows += (new := summarize_metric(env, metric, outcomes))
         print_metric(env, metric, new)
         broken |= any(outcome.broken for name, outcome in outcomes.items() if "aioenv" in name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioenv.cli.bench import load_mark
-from benchmarks.rows import MUJOCO_GOALS, MUJOCO_MORE, RAW
+from benchmarks.rows import AWAITED, CHEAP_ENVS, CHEAP_TASKS, MUJOCO_GOALS, MUJOCO_MORE, RAW
 
 __all__ = ["Goal", "goals", "judge", "print_goals"]
 
@@ -153,6 +153,30 @@ def goals(cpus: int) -> list[Goal]:
         Goal("84x84 images, fast, of loops alike at once", 0.93, 0.93, _ratio("pool-fast", "aioenv", "bare-all-alike")),
         Goal(
             "84x84 images, exact, of loops alike at once", 0.95, 0.95, _ratio("pool-exact", "aioenv", "bare-all-alike")
+        ),
+    ]
+    for n, bar in ((1, 1.0), (4, 1.15), (8, 1.2), (16, 1.2), (64, 1.2)):
+        here = _ratio(f"cheap-cartpole-{n}", "aioenv-in-process", "gymnasium-sync")
+        found.append(Goal(f"CartPole-v1 x {n}, num_workers=0, x Sync", bar, bar, here))
+    for n, bar in ((1, 0.9), (8, 1.15)):
+        here = _ratio(f"cheap-cartpole-{n}", "aioenv-in-process-sync", "gymnasium-sync")
+        found.append(Goal(f"CartPole-v1 x {n}, num_workers=0, blocking code, x Sync", bar, bar, here))
+    for name, env in CHEAP_TASKS.items():
+        for n in CHEAP_ENVS:
+            of_fastest = _of_fastest(f"cheap-{name}-{n}", "aioenv-auto", AWAITED)
+            found.append(Goal(f"{env} x {n}, backend=auto, x the fastest backend", 0.9, 1, of_fastest))
+    found += [
+        Goal(
+            "PPO of 8 CartPoles, num_workers=0, x Sync",
+            1,
+            1,
+            _ratio("training", "aioenv-in-process-sync", "gymnasium-sync"),
+        ),
+        Goal(
+            "SB3's PPO of 8 CartPoles, num_workers=0, x Dummy",
+            1,
+            1,
+            _ratio("training-sb3", "aioenv-sb3-in-process", "sb3-dummy"),
         ),
     ]
     return found

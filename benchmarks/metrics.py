@@ -1,4 +1,4 @@
-"""Metrics besides throughput: latency, start-up, memory, uneven steps, shared statistics, images, loop time.
+"""Metrics besides throughput: latency, start-up, memory, uneven steps, statistics, images, loop time, training.
 
 This module is the suite's registry of contenders: see `REGISTRY`.
 """
@@ -43,8 +43,18 @@ from benchmarks.images import (
     worker_images,
 )
 from benchmarks.loop_time import LOOP_TIME_KEYS, loop_time
+from benchmarks.training import TRAINING_KEYS, TRAJECTORY, train_cleanrl, train_sb3
 
-__all__ = ["CONTENDERS", "METRICS", "REGISTRY", "Metric", "MetricContender", "print_metric", "summarize_metric"]
+__all__ = [
+    "CONTENDERS",
+    "METRICS",
+    "REGISTRY",
+    "Metric",
+    "MetricContender",
+    "print_metric",
+    "refuse_differing",
+    "summarize_metric",
+]
 
 REGISTRY = __name__  # in the terms of `aioenv.cli.contenders`
 
@@ -70,6 +80,7 @@ class Metric:
         measures: by contender.
         baselines: column → the contender that the first number is compared with.
         env, num_envs: the default workload.
+        same: a further number of each round, which is the same for all contenders; "" for none.
     """
 
     title: str
@@ -78,6 +89,7 @@ class Metric:
     baselines: dict[str, str]
     env: str
     num_envs: int
+    same: str = ""
 
 
 @dataclass(frozen=True)
@@ -481,6 +493,32 @@ METRICS: dict[str, Metric] = {
         env="CartPole-v1",
         num_envs=64,
     ),
+    "training": Metric(
+        "PPO as in CleanRL, learning included: env-steps a second of the whole, and the mean return in the end",
+        TRAINING_KEYS,
+        {
+            "gymnasium-sync": partial(train_cleanrl, "gymnasium"),
+            "aioenv-in-process-sync": partial(train_cleanrl, "in process"),
+            "aioenv-sync": partial(train_cleanrl, "workers"),
+        },
+        {"x sync": "gymnasium-sync"},
+        env="CartPole-v1",
+        num_envs=8,
+        same=TRAJECTORY,
+    ),
+    "training-sb3": Metric(
+        "PPO of Stable-Baselines3, learning included: env-steps a second of the whole, and the mean return in the end",
+        TRAINING_KEYS,
+        {
+            "sb3-dummy": partial(train_sb3, "dummy"),
+            "aioenv-sb3-in-process": partial(train_sb3, "in process"),
+            "aioenv-sb3": partial(train_sb3, "workers"),
+        },
+        {"x dummy": "sb3-dummy"},
+        env="CartPole-v1",
+        num_envs=8,
+        same=TRAJECTORY,
+    ),
 }
 
 CONTENDERS: dict[str, Contender | MetricContender] = {
@@ -491,6 +529,19 @@ CONTENDERS: dict[str, Contender | MetricContender] = {
         for name, measure in metric.measures.items()
     },
 }
+
+
+def refuse_differing(metric: Metric, outcomes: Mapping[str, Outcome]) -> None:
+    """Drop the results of contenders that did not do the same as the first one, if the metric asks for it."""
+    if not metric.same:
+        return
+    measured = {name: [each[metric.same] for each in outcome.rounds] for name, outcome in outcomes.items()}
+    first, expected = next(((name, found[0]) for name, found in measured.items() if found), ("", None))
+    for name, found in measured.items():
+        if any(one != expected for one in found):
+            outcome = outcomes[name]
+            outcome.rounds, outcome.broken = [], True
+            outcome.problem = f"its {metric.same} differs from that of the first round of {first}"
 
 
 def summarize_metric(env: str, metric: Metric, outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:

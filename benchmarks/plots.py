@@ -21,6 +21,7 @@ Tables = Mapping[str, Sequence[Row]]
 # A contender's name in the plots -> its names in the tables, of which the fastest is drawn.
 CONTENDERS = {
     "aioenv, native": ("aioenv (backend=native)", "aioenv.sync (backend=native)"),
+    "aioenv, num_workers=0": ("aioenv (num_workers=0)",),
     "aioenv, workers": ("aioenv (uvloop)",),
     "EnvPool": ("EnvPool",),
     "Gymnasium Sync": ("gymnasium SyncVectorEnv",),
@@ -28,12 +29,13 @@ CONTENDERS = {
 }
 COLORS = {
     "aioenv, native": "#0072B2",
+    "aioenv, num_workers=0": "#CC79A7",
     "aioenv, workers": "#56B4E9",
     "EnvPool": "#E69F00",
     "Gymnasium Sync": "#009E73",
     "Gymnasium Async": "#D55E00",
 }
-MARKERS = dict(zip(COLORS, "os^Dv", strict=True))
+MARKERS = dict(zip(COLORS, "oPs^Dv", strict=True))
 LIMIT = ("mujoco.batch, its clock stopped", "MjData loop, its clock stopped")
 
 MUJOCO = ("HalfCheetah-v5", "Ant-v5", "Humanoid-v5")

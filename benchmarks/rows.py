@@ -9,7 +9,7 @@ from aioenv.cli.contenders import MAX_PROCESSES
 from benchmarks.contenders import CONTENDERS
 from benchmarks.metrics import METRICS
 
-__all__ = ["COST_ENVS", "ROWS", "Row", "estimate_s"]
+__all__ = ["AWAITED", "CHEAP_ENVS", "CHEAP_TASKS", "COST_ENVS", "ROWS", "Row", "estimate_s"]
 
 GYMNASIUM = ("gymnasium-async", "gymnasium-sync")
 BARE = ("bare", "bare-all", "bare-lockstep")
@@ -18,6 +18,9 @@ RAW_STILL = ("raw-batch-still", "raw-loop-still")
 GROUPS = ("aioenv-groups", "aioenv-workers")
 POLICY = ("aioenv-policy", "aioenv-policy-groups", "aioenv-policy-workers")
 BLOCKING = ("aioenv-sync", "aioenv-drop-in", "aioenv-sb3")
+# "auto" chooses among the first of these, which are awaited as it is.
+AWAITED = ("aioenv", "aioenv-in-process", "aioenv-native")
+CHEAP = (*AWAITED, "aioenv-auto", "aioenv-in-process-sync", *GYMNASIUM, "sb3-dummy")
 # Each takes seconds to import, and most of them a process an env.
 SLOW = ("sb3-subproc", "tianshou-subproc", "torchrl-parallel")
 OTHERS = (*SLOW, "pufferlib", "envpool")
@@ -37,6 +40,8 @@ MUJOCO_MORE = (
 CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time")
 SLOW_METRICS = ("memory", "pool-exact", "render-workers")
 COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
+CHEAP_ENVS = (1, 4, 8, 16, 64)
+CHEAP_TASKS = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Row:
         env, num_envs: the env, and how many.
         contenders: names in `CONTENDERS`, or all of the metric's.
         metric: "throughput", "cost" (throughput over the number of envs), "policy" (throughput with a policy that takes
-            time), or a name in `METRICS`.
+            time), "cheap" (throughput of few envs, and the choice of `backend="auto"`), or a name in `METRICS`.
         once: contenders that take part in the first round alone.
         quick: whether `--quick` measures it too.
     """
@@ -96,8 +101,11 @@ def _rows() -> Iterable[Row]:
         yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders, once=SLOW, quick=False)
     yield Row("pixels-64", "pixels", 64, ("aioenv", "aioenv-views", *peers))
     for n in COST_ENVS:
-        names = ("aioenv", "aioenv-native", *GYMNASIUM, "envpool")
+        names = (*AWAITED, *GYMNASIUM, "envpool")
         yield Row(f"cost-{n}", "CartPole-v1", n, names, metric="cost", quick=n <= 1024)
+    for name, env in CHEAP_TASKS.items():
+        for n in CHEAP_ENVS:
+            yield Row(f"cheap-{name}-{n}", env, n, CHEAP, metric="cheap", quick=n in (1, 8))
     for name, metric in METRICS.items():
         yield Row(
             name, metric.env, metric.num_envs, tuple(metric.measures), metric=name, quick=name not in SLOW_METRICS
@@ -124,6 +132,10 @@ _METRIC_S = {
     "memory: aioenv-spawn": 4.0,
     "images: gymnasium-async": 12.0,
     "overlap: aioenv": 20.0,
+    **dict.fromkeys(("training: gymnasium-sync", "training: aioenv-sync", "training: aioenv-in-process-sync"), 5.0),
+    **dict.fromkeys(
+        ("training-sb3: sb3-dummy", "training-sb3: aioenv-sb3", "training-sb3: aioenv-sb3-in-process"), 9.0
+    ),
     **{f"render-workers: aioenv-{n}": 4.0 + n for n in (1, 2, 4, 8)},
 }
 

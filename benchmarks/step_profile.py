@@ -78,7 +78,7 @@ async def parent(workload: Workload) -> Rows:
     clock.wrap(Dispatcher, "submit_steps", "frame and send the requests (in the kernel: wake the workers)")
     clock.wrap(BatchRequestPool, "prepare", "pick the next batch (workers are busy)")
     clock.wrap(ScatterChannel, "poll", "take in the replies")
-    clock.wrap(Dispatcher, "_read_payload", "  of which infos")
+    clock.wrap(Dispatcher, "read_payload", "  of which infos")
     clock.wrap(RequestScheduler, "_hand_out", "hand out the result")
     clock.wrap(RequestScheduler, "_info_of", "  of which infos, merged")
     actions = workload.actions()

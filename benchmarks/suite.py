@@ -16,7 +16,7 @@ from aioenv.tracing.timeline import atomic_write
 from benchmarks import plots, tables
 from benchmarks.contenders import BASELINES, CONTENDERS
 from benchmarks.goals import print_goals
-from benchmarks.metrics import METRICS, REGISTRY, print_metric, summarize_metric
+from benchmarks.metrics import METRICS, REGISTRY, print_metric, refuse_differing, summarize_metric
 from benchmarks.rows import ROWS, Row, estimate_s
 
 __all__ = ["ArgumentsRefused", "contender_names", "print_rows", "run_suite", "write_json"]
@@ -184,7 +184,11 @@ def _measure(args: argparse.Namespace, row: Row, content: dict[str, Any]) -> boo
     if row.timed:
         results = summarize(row.env, outcomes)
         print_table(title, results, CONTENDERS, BASELINES)
+        if row.metric == "cheap" and (choice := tables.choice_of_auto(results)) is not None:
+            chosen, fastest, ratio = choice
+            print(f'backend="auto" chose {chosen}: {ratio:.2f} x {CONTENDERS[fastest].label}, the fastest of aioenv')
     else:
+        refuse_differing(METRICS[row.metric], outcomes)
         results = summarize_metric(row.env, METRICS[row.metric], outcomes)
         print_metric(title, METRICS[row.metric], results)
     content["rows"][row.key] = {

@@ -15,21 +15,39 @@ from aioenv.tracing.timeline import atomic_write
 from benchmarks.contenders import CONTENDERS
 from benchmarks.goals import judge
 from benchmarks.metrics import METRICS, Metric
-from benchmarks.rows import POLICY
+from benchmarks.rows import AWAITED, POLICY
 
-__all__ = ["COLUMNS", "GOALS", "RUNS", "check", "newest", "out_directory", "read", "tables", "update"]
+__all__ = [
+    "AUTO",
+    "COLUMNS",
+    "GOALS",
+    "RUNS",
+    "check",
+    "choice_of_auto",
+    "newest",
+    "out_directory",
+    "read",
+    "tables",
+    "update",
+]
 
 Row = dict[str, str]
 
 # Columns of a table of measurements. `noisy` is "yes" if other processes used the CPUs meanwhile.
 COLUMNS = ("task", "num_envs", "contender", "median", "low", "high", "unit", "date", "machine", "noisy")
+# `ratio` is the rate of `chosen`, the choice of `backend="auto"`, over that of `fastest`, the best other contender.
+AUTO = ("task", "num_envs", "chosen", "fastest", "ratio", "date", "machine", "noisy")
 GOALS = ("goal", "floor", "target", "found", "verdict", "date", "machine", "noisy")
 RUNS = ("first", "last", "machine", "rounds", "seconds", "others_cpus", "packages")
 
 # Two rows with equal keys are one measurement, made again.
 KEYS = ("task", "num_envs", "contender", "unit", "date", "machine")
-KEYS_OF = {"goals": ("goal", "date", "machine"), "runs": ("first", "machine")}
-COLUMNS_OF = {"goals": GOALS, "runs": RUNS}
+KEYS_OF = {
+    "auto": ("task", "num_envs", "date", "machine"),
+    "goals": ("goal", "date", "machine"),
+    "runs": ("first", "machine"),
+}
+COLUMNS_OF = {"auto": AUTO, "goals": GOALS, "runs": RUNS}
 
 
 def out_directory(text: str) -> Path:
@@ -51,7 +69,7 @@ def check(directory: Path) -> None:
     Raises:
         ValueError: if a file of a table's name has other columns.
     """
-    for name in ("throughput", "throughput-ratios", "policy", "cost", *METRICS, *KEYS_OF):
+    for name in ("throughput", "throughput-ratios", "policy", "cost", "cheap", *METRICS, *KEYS_OF):
         if (path := directory / f"{name}.csv").exists():
             read(path)
 
@@ -111,7 +129,7 @@ def tables(content: dict[str, Any]) -> dict[str, list[Row]]:
         date = row["at"].split()[0]
         for name, measured in _tables_of(key, row, content["machine"]["usable_cpus"]):
             measured |= {"task": row["env"], "num_envs": str(row["num_envs"]), "date": date, "machine": machine}
-            found.setdefault(name, []).append({column: measured[column] for column in COLUMNS})
+            found.setdefault(name, []).append({column: measured[column] for column in COLUMNS_OF.get(name, COLUMNS)})
     if found:
         last = max(row["at"] for row in content["rows"].values()).split()[0]
         found["goals"] = [_goal(goal, last, machine) for goal in judge(content)]
@@ -138,8 +156,28 @@ def _tables_of(key: str, row: dict[str, Any], cpus: int) -> Iterator[tuple[str, 
         for other in _baselines(row["metric"], name, results):
             ratio = result["ratios"][other] / (cpus if other == "bare" else 1)
             either = mark or load_mark(results[other])
-            table = "policy" if row["metric"] == "policy" else "throughput-ratios"
+            table = "throughput-ratios" if row["metric"] == "throughput" else row["metric"]
             yield table, _measured(label, _ratio_unit(other, cpus), (ratio, None, None), either)
+    if row["metric"] == "cheap" and (choice := choice_of_auto(row["results"])) is not None:
+        chosen, fastest, ratio = choice
+        mark = load_mark(results["aioenv-auto"]) or load_mark(results[fastest])
+        columns = {"chosen": chosen, "fastest": CONTENDERS[fastest].label, "ratio": _number(ratio)}
+        yield "auto", {**columns, "noisy": "yes" if mark else ""}
+
+
+def choice_of_auto(results: Iterable[dict[str, Any]]) -> tuple[str, str, float] | None:
+    """Return what `backend="auto"` chose, the fastest of aioenv's other awaited contenders, and the ratio to that one.
+
+    None if either was not measured. If the choice differed between rounds, all choices are named.
+    """
+    for result in results:
+        if result["contender"] == "aioenv-auto" and result["rounds"]:
+            chosen = ", ".join(dict.fromkeys(each["backend"] for each in result["rounds"]))
+            others = [(ratio, name) for name, ratio in result["ratios"].items() if name in AWAITED]
+            if others:
+                ratio, fastest = min(others)
+                return chosen, fastest, ratio
+    return None
 
 
 def _baselines(metric: str, name: str, results: dict[str, Any]) -> list[str]:

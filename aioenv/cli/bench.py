@@ -41,7 +41,7 @@ JSON_HELP = "write every measurement there; without FILE to stdout, where nothin
 
 # How many CPUs others may use before the results mean little.
 NOISY_CPUS = 0.1
-PACKAGES = "gymnasium mujoco numpy uvloop stable-baselines3 tianshou torchrl pufferlib envpool".split()
+PACKAGES = "gymnasium mujoco numpy uvloop torch stable-baselines3 tianshou torchrl pufferlib envpool".split()
 
 # Column → the contender that it compares with, and how often its rate is counted: one bare loop could run on each CPU.
 BASELINES: dict[str, tuple[str, int]] = {

@@ -89,12 +89,14 @@ class Throughput:
         seconds: how long that took.
         env_steps: steps of single envs.
         start_s: seconds from the constructor's call until every env was reset.
+        backend: where aioenv's envs stepped ("workers", "in_process", "native"), where that is told.
     """
 
     steps: int
     seconds: float
     env_steps: int
     start_s: float
+    backend: str = ""
 
 
 @dataclass(frozen=True)
@@ -408,7 +410,8 @@ def step_aioenv(
 
 def _make(workload: Workload) -> Any:
     if "backend" in workload.keywords:
-        return aioenv.make_vec(workload.env, workload.num_envs, **workload.options)
+        # synthetic envs are no ids
+        return aioenv.make_vec(SYNTHETIC.get(workload.env, workload.env), workload.num_envs, **workload.options)
     return aioenv.AsyncVectorEnv(workload.factories, **workload.options)
 
 
@@ -421,7 +424,7 @@ async def _step(workload: Workload, wrap: Wrap) -> Throughput:
         start_s = time.perf_counter() - began
         for number in (loop := TimedLoop(workload)):
             await wrapped.step(actions[number % ACTION_BATCHES])
-    return loop.throughput(start_s)
+        return replace(loop.throughput(start_s), backend=envs.backend)
 
 
 async def _roll_out(workload: Workload, wrap: Wrap) -> Throughput:
@@ -460,7 +463,12 @@ def natively(workload: Workload) -> Workload:
     """
     if problem := native_problem(workload.env):
         raise NotApplicable(problem)
-    return replace(workload, start=None, channel="auto", keywords={**workload.keywords, "backend": "native"})
+    return _without_processes(workload, backend="native")
+
+
+def _without_processes(workload: Workload, **keywords: Any) -> Workload:
+    """Return the same workload with further keywords, where nothing is said of how processes start or talk."""
+    return replace(workload, start=None, channel="auto", keywords={**workload.keywords, **keywords})
 
 
 def _blocking(make: Callable[[Workload], Any]) -> Callable[[Workload], Throughput]:
@@ -607,6 +615,17 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "aioenv-sync": Contender(
         "aioenv.sync", "aioenv", _blocking(lambda load: sync.VectorEnv(load.factories, **load.options))
+    ),
+    "aioenv-in-process": Contender(
+        "aioenv (num_workers=0)", "aioenv", lambda load: step_aioenv(_without_processes(load, num_workers=0))
+    ),
+    "aioenv-in-process-sync": Contender(
+        "aioenv.sync (num_workers=0)",
+        "aioenv",
+        _blocking(lambda load: sync.VectorEnv(load.factories, **_without_processes(load, num_workers=0).options)),
+    ),
+    "aioenv-auto": Contender(
+        "aioenv (backend=auto)", "aioenv", lambda load: step_aioenv(_without_processes(load, backend="auto"))
     ),
     # the drop-in: Gymnasium's AsyncVectorEnv, imported from here
     "aioenv-drop-in": Contender(
