@@ -14,7 +14,6 @@ import numpy as np
 from aioenv.core.results import StepResult
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
-from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.layout import COPIED
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class InlineSteps:
         self._reader = self._make()
         self._read_payload = scheduler.dispatcher.read_payload
         self._everyone = scheduler.everyone
-        self._begin, self._leave = scheduler.begin, scheduler.leave
+        self._scheduler = scheduler
 
     @staticmethod
     def suit(scheduler: RequestScheduler) -> bool:
@@ -57,11 +56,18 @@ class InlineSteps:
         size = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in scheduler.observations.leaves)
         return size * scheduler.num_envs <= _MAX_BYTES and scheduler.actions.is_single_array
 
-    def step(self, actions: Any) -> StepResult | BatchRequest | None:
+    @property
+    def possible(self) -> bool:
+        """Whether the worker has no work, and the next step would run on the caller's thread."""
+        channel = self._worker.thread_channel
+        return channel is not None and channel.steps_inline
+
+    def step(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
         """Step all slots.
 
         Args:
             actions: a batch of actions.
+            given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
 
         Returns:
             The result. Or the request that it has become, whose reply is in, unless the worker has ended. Or None, if
@@ -73,9 +79,9 @@ class InlineSteps:
         channel, table = self._worker.thread_channel, self._table
         if channel is None:
             return None
-        arrays, _ = self._actions.take_apart(actions, self._num_envs)
+        each = actions if given else self._actions.take_apart(actions, self._num_envs)[0][0]
         table.check_send(_ALL, "step", reset=False)
-        payload = channel.step(0, self._num_envs, arrays[0], None)
+        payload = channel.step(0, self._num_envs, each, None)
         if payload is None:
             return None
         if isinstance(payload, tuple):
@@ -88,7 +94,7 @@ class InlineSteps:
             part = self._reader.parts[0]
             part.columns = part.errors = ()
             self._read_payload(self._reader, part, memoryview(payload))
-            info = merge_infos(part.columns, self._num_envs) if part.columns else info
+            info = self._scheduler.merge_infos(part.columns, self._num_envs) if part.columns else info
         result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
         if table.must_reset:
             table.note_ends(_ALL, terminated | truncated)
@@ -100,7 +106,7 @@ class InlineSteps:
         """Let `recv` take a result that the caller of `step` did not get; no other step was made since."""
         request = self._make()
         part = request.parts[0]
-        self._begin(request, _ALL, stepped=True)
+        self._scheduler.begin(request, _ALL, stepped=True)
         batch = request.batch
         arrays, objects = self._observations.take_apart(result.obs, self._num_envs)
         for mine, theirs in zip(batch.obs, arrays, strict=True):
@@ -109,7 +115,7 @@ class InlineSteps:
         part.columns, part.objects, part.arrived = self._reader.parts[0].columns, objects, True
         request.open = 0
         request.done.set_result(None)
-        self._leave(request)
+        self._scheduler.leave(request)
 
 
 def _copy(tree: Any) -> Any:
