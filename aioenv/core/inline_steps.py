@@ -15,7 +15,6 @@ from aioenv.core.results import StepResult
 from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
-from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.layout import COPIED
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class InlineSteps:
         self._columns: Sequence[Columns] = ()  # the infos of the last step
         self._read_payload = scheduler.dispatcher.read_payload
         self._everyone = scheduler.everyone
-        self._leave = scheduler.leave
+        self._scheduler = scheduler
 
     @staticmethod
     def suit(scheduler: RequestScheduler) -> bool:
@@ -62,11 +61,18 @@ class InlineSteps:
         size = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in scheduler.observations.leaves)
         return size * scheduler.num_envs <= _MAX_BYTES and scheduler.actions.is_single_array
 
-    def step(self, actions: Any) -> StepResult | BatchRequest | None:
+    @property
+    def possible(self) -> bool:
+        """Whether the worker has no work, and the next step would run on the caller's thread."""
+        channel = self._worker.thread_channel
+        return channel is not None and channel.steps_inline
+
+    def step(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
         """Step all slots.
 
         Args:
             actions: a batch of actions.
+            given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
 
         Returns:
             The result. Or the request that it has become, whose reply is in, unless the worker has ended. Or None, if
@@ -78,9 +84,9 @@ class InlineSteps:
         channel, table = self._worker.thread_channel, self._table
         if channel is None:
             return None
-        arrays, _ = self._actions.take_apart(actions, self._num_envs)
+        each = actions if given else self._actions.take_apart(actions, self._num_envs)[0][0]
         table.check_send(_ALL, "step", reset=False)
-        payload = channel.step(0, self._num_envs, arrays[0], None)
+        payload = channel.step(0, self._num_envs, each, None)
         if payload is None:
             return None
         if isinstance(payload, tuple):
@@ -95,7 +101,7 @@ class InlineSteps:
             part.columns = part.errors = ()
             self._read_payload(self._reader, part, memoryview(payload))
             self._columns = part.columns
-            info = merge_infos(part.columns, self._num_envs) if part.columns else info
+            info = self._scheduler.merge_infos(part.columns, self._num_envs) if part.columns else info
         result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
         if table.must_reset:
             table.note_ends(_ALL, terminated | truncated)
@@ -117,7 +123,7 @@ class InlineSteps:
         part.columns, part.objects, part.arrived = self._columns, objects, True
         request.open = 0
         request.done.set_result(None)
-        self._leave(request)
+        self._scheduler.leave(request)
 
 
 def _copy(tree: Any) -> Any:
