@@ -14,7 +14,6 @@ import numpy as np
 from aioenv.core.results import StepResult
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
-from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.layout import COPIED
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class InlineSteps:
 
     Args:
         scheduler: of a vector env whose only worker is a thread of this process, and which needs nothing of a reply but
-            observations, rewards, flags and infos.
+            observations, rewards, flags and infos (and to count episodes).
         worker: the worker.
     """
 
@@ -47,7 +46,10 @@ class InlineSteps:
         shares = scheduler.worker_pool.shares(np.arange(scheduler.num_envs))
         self._make = partial(scheduler.dispatcher.make_request, shares, COPIED, reused=False)
         self._reader = self._make()
+        self._reader.stepped = True
+        self._scheduler = scheduler
         self._read_payload = scheduler.dispatcher.read_payload
+        self._episodes = scheduler.dispatcher.episodes
         self._everyone = scheduler.everyone
         self._begin, self._leave = scheduler.begin, scheduler.leave
 
@@ -57,6 +59,12 @@ class InlineSteps:
         size = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in scheduler.observations.leaves)
         return size * scheduler.num_envs <= _MAX_BYTES and scheduler.actions.is_single_array
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether the next step is going to run on the caller's thread."""
+        channel = self._worker.thread_channel
+        return channel is not None and channel.steps_inline
+
     def step(self, actions: Any) -> StepResult | BatchRequest | None:
         """Step all slots.
 
@@ -64,8 +72,8 @@ class InlineSteps:
             actions: a batch of actions.
 
         Returns:
-            The result. Or the request that it has become, whose reply is in, unless the worker has ended. Or None, if
-            nothing was done.
+            The result. Or, after an error or the end of the worker, the request that it has become. Or None, if nothing
+            was done.
 
         Raises:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.step`.
@@ -78,22 +86,34 @@ class InlineSteps:
         payload = channel.step(0, self._num_envs, arrays[0], None)
         if payload is None:
             return None
+        reader = self._reader
+        part = reader.parts[0]
+        part.columns = part.errors = part.exhausted = ()
         if isinstance(payload, tuple):
-            return self._everyone.finish_step(payload)
+            request = self._everyone.finish_step(payload)
+            finished = request.parts[0]
+            if request.open or finished.errors:
+                return request
+            part.columns = finished.columns
+            return self._scheduler.step_result(request)
         table.note_steps(_ALL)
         tree, reward, terminated, truncated, _ = channel.results
         obs = tree.copy() if self._single else _copy(tree)
         info: dict[str, Any] = {}
-        if payload:
-            part = self._reader.parts[0]
-            part.columns = part.errors = ()
-            self._read_payload(self._reader, part, memoryview(payload))
-            info = merge_infos(part.columns, self._num_envs) if part.columns else info
+        if payload or self._episodes is not None:
+            batch = reader.batch
+            batch.reward[:], batch.terminated[:], batch.truncated[:] = reward, terminated, truncated
+            if payload:
+                self._read_payload(reader, part, memoryview(payload))
+            if self._episodes is not None:
+                self._episodes.note(reader, part)
+            if part.columns:
+                info = self._scheduler.merge_infos(part.columns, self._num_envs)
         result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
         if table.must_reset:
             table.note_ends(_ALL, terminated | truncated)
-        if payload and self._reader.parts[0].errors:
-            raise SlotError.join(self._reader.errors(), result)
+        if part.errors:
+            raise SlotError.join(reader.errors(), result)
         return result
 
     def leave_to_recv(self, result: StepResult) -> None:

@@ -176,7 +176,8 @@ class RequestScheduler:
         if self.table.paused is not None and not given:
             return await self._active().step(actions, timeout_s)
         if self.inline is not None and timeout_s is None and not given:
-            if perf_counter() - self._last_turn > YIELD_AFTER_S:  # before the step: a result in hand could be lost
+            # before the step: a result in hand could be lost
+            if perf_counter() - self._last_turn > YIELD_AFTER_S and self.inline.is_possible:
                 await yield_to_loop()
                 self._last_turn = perf_counter()
                 self.check_open()
