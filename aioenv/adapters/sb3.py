@@ -142,7 +142,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         """Send actions; `step_wait` gives the results.
 
         Actions are checked and copied here. Workers step meanwhile; a native env in this process (`backend="native"`
-        without `num_workers`) steps in `step_wait`.
+        without `num_workers`) steps in `step_wait`. With `num_workers=0` short steps are made here.
 
         Raises:
             PendingCallError: if a step is under way already.

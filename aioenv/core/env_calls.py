@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aioenv.core.backend import Backend
     from aioenv.core.waits import Clock
 
-__all__ = ["EnvCalls", "call_envs", "in_order", "set_attr"]
+__all__ = ["EnvCalls", "call_envs", "in_order", "set_attr", "spread_values"]
 
 
 class EnvCalls:
@@ -192,19 +192,28 @@ async def set_attr(backend: Backend, name: str, values: Any) -> None:
         TypeError: if the name is no string.
     """
     _check_name("set_attr", name)
-    num_envs = backend.num_envs
+    each = spread_values(values, backend.num_envs)
+
+    def arguments(numbers: list[int]) -> tuple[Any, ...]:
+        return name, [each[number] for number in numbers]
+
+    await backend.call_service(None, f"set_attr({name!r})", "set_attr", arguments)
+
+
+def spread_values(values: Any, num_envs: int) -> Sequence[Any]:
+    """Return the values of an attribute, one a slot: a list or tuple itself, anything else for all of them.
+
+    Raises:
+        ValueError: if a list has another length than there are slots; worded as Gymnasium's.
+    """
     if not isinstance(values, (list, tuple)):
-        values = [values] * num_envs
+        return [values] * num_envs
     if len(values) != num_envs:
         raise ValueError(
             "Values must be a list or tuple with length equal to the number of environments. "
             f"Got `{len(values)}` values for {num_envs} environments."
         )
-
-    def arguments(numbers: list[int]) -> tuple[Any, ...]:
-        return name, [values[number] for number in numbers]
-
-    await backend.call_service(None, f"set_attr({name!r})", "set_attr", arguments)
+    return values
 
 
 def _refuse_misfits(replies: dict[int, Any]) -> None:

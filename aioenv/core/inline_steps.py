@@ -47,11 +47,10 @@ class InlineSteps:
         self._make = partial(scheduler.dispatcher.make_request, shares, COPIED, reused=False)
         self._reader = self._make()
         self._reader.stepped = True
-        self._scheduler = scheduler
         self._read_payload = scheduler.dispatcher.read_payload
         self._episodes = scheduler.dispatcher.episodes
         self._everyone = scheduler.everyone
-        self._begin, self._leave = scheduler.begin, scheduler.leave
+        self._scheduler = scheduler
 
     @staticmethod
     def suit(scheduler: RequestScheduler) -> bool:
@@ -60,16 +59,17 @@ class InlineSteps:
         return size * scheduler.num_envs <= _MAX_BYTES and scheduler.actions.is_single_array
 
     @property
-    def is_possible(self) -> bool:
-        """Whether the next step is going to run on the caller's thread."""
+    def possible(self) -> bool:
+        """Whether the worker has no work, and the next step would run on the caller's thread."""
         channel = self._worker.thread_channel
         return channel is not None and channel.steps_inline
 
-    def step(self, actions: Any) -> StepResult | BatchRequest | None:
+    def step(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
         """Step all slots.
 
         Args:
             actions: a batch of actions.
+            given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
 
         Returns:
             The result. Or, after an error or the end of the worker, the request that it has become. Or None, if nothing
@@ -81,9 +81,9 @@ class InlineSteps:
         channel, table = self._worker.thread_channel, self._table
         if channel is None:
             return None
-        arrays, _ = self._actions.take_apart(actions, self._num_envs)
+        each = actions if given else self._actions.take_apart(actions, self._num_envs)[0][0]
         table.check_send(_ALL, "step", reset=False)
-        payload = channel.step(0, self._num_envs, arrays[0], None)
+        payload = channel.step(0, self._num_envs, each, None)
         if payload is None:
             return None
         reader = self._reader
@@ -120,7 +120,7 @@ class InlineSteps:
         """Let `recv` take a result that the caller of `step` did not get; no other step was made since."""
         request = self._make()
         part = request.parts[0]
-        self._begin(request, _ALL, stepped=True)
+        self._scheduler.begin(request, _ALL, stepped=True)
         batch = request.batch
         arrays, objects = self._observations.take_apart(result.obs, self._num_envs)
         for mine, theirs in zip(batch.obs, arrays, strict=True):
@@ -129,7 +129,7 @@ class InlineSteps:
         part.columns, part.objects, part.arrived = self._reader.parts[0].columns, objects, True
         request.open = 0
         request.done.set_result(None)
-        self._leave(request)
+        self._scheduler.leave(request)
 
 
 def _copy(tree: Any) -> Any:

@@ -175,24 +175,28 @@ class RequestScheduler:
         """
         if self.table.paused is not None and not given:
             return await self._active().step(actions, timeout_s)
-        if self.inline is not None and timeout_s is None and not given:
-            # before the step: a result in hand could be lost
-            if perf_counter() - self._last_turn > YIELD_AFTER_S and self.inline.is_possible:
+        if self.inline is not None and timeout_s is None:
+            if perf_counter() - self._last_turn > YIELD_AFTER_S:  # before the step: a result in hand could be lost
                 await yield_to_loop()
                 self._last_turn = perf_counter()
                 self.check_open()
-            if (stepped := self.step_inline(actions)) is not None:
+            if (stepped := self.step_inline(actions, given=given)) is not None:
                 if isinstance(stepped, StepResult):
                     return stepped
                 return await self.outcome(stepped, self._step_result, timeout_s)
         request = await self.send_step(actions, given=given, timeout_s=timeout_s)
         return await self.outcome(request, self._step_result, timeout_s)
 
-    def step_inline(self, actions: Any) -> StepResult | BatchRequest | None:
+    def step_inline(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
         """Step all slots on this thread, if that is possible at the moment (see `InlineSteps.step`)."""
         if self.inline is None or self._abandoned or self.closing or self.table.paused is not None:
             return None
-        return self.inline.step(actions)
+        return self.inline.step(actions, given=given)
+
+    @property
+    def can_use_envs(self) -> bool:
+        """Whether this thread may use the envs: steps run here, and there is nothing in flight."""
+        return self.inline is not None and self.inline.possible and not (self._abandoned or self.closing)
 
     async def send_step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> BatchRequest:
         """Drain abandoned requests, then send a step; otherwise as `submit_step`."""

@@ -560,11 +560,11 @@ class WorkerPool:
             self.observation_space, self.single_observation_space = mode
         else:
             self.single_observation_space = observation_spaces[0]
-        _check_spaces("action", action_spaces, action_spaces[0], same=True)
         whose = "observation_mode" if isinstance(mode, tuple) else "slot 0"
         _check_spaces(
             "observation", observation_spaces, self.single_observation_space, same=mode == "same", whose=whose
         )
+        _check_spaces("action", action_spaces, action_spaces[0], same=True)
         if mode == "same":
             self.observation_space = batch_space(self.single_observation_space, n)
         elif mode == "different":

@@ -61,7 +61,7 @@ _OUTPUT_LIMIT = 1 << 14
 # Windows is such a platform.
 _NO_READV = (
     "worker processes take sockets that can be read into arrays, which this platform does not have (Linux, macOS and "
-    'WSL do); backend="native" needs none'
+    'WSL do); backend="native" and num_workers=0 need none'
 )
 
 # Modules that start threads or connect when they are imported: fork servers don't import them again.

@@ -111,13 +111,13 @@ class ThreadChannel:
         return self._fast_path.into[0]  # type: ignore[no-any-return]
 
     def step(
-        self, first: int, count: int, actions: npt.NDArray[Any], into: list[memoryview] | None
+        self, first: int, count: int, actions: npt.NDArray[Any] | list[Any], into: list[memoryview] | None
     ) -> bytes | tuple[Any, ...] | None:
         """Step successive rows on the caller's thread, by C, if their steps are short.
 
         Args:
             first, count: the rows.
-            actions: one a row, in an array that nothing else uses: envs may keep them.
+            actions: one a row, in a list, or in an array that nothing else uses: envs may keep them.
             into: the buffers for the results; None: they stay in the worker's arrays (see `results`).
 
         Returns:

@@ -12,7 +12,7 @@ from aioenv.requirements import check_requirements
 
 check_requirements()
 
-from aioenv.sync.gymnasium import AsyncVectorEnv  # noqa: E402
+from aioenv.sync.gymnasium import AsyncVectorEnv, SyncVectorEnv  # noqa: E402
 from aioenv.sync.loops import env_metadata, evaluate, record  # noqa: E402
 from aioenv.sync.vector_env import VectorEnv, make_vec  # noqa: E402
 from aioenv.worker.mujoco_gl import check_mujoco_gl  # noqa: E402
@@ -20,7 +20,16 @@ from aioenv.worker.mujoco_gl import check_mujoco_gl  # noqa: E402
 if TYPE_CHECKING:
     from aioenv.sync.render_pool import RenderPool as RenderPool
 
-__all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluate", "make_vec", "record"]
+__all__ = [
+    "AsyncVectorEnv",
+    "RenderPool",
+    "SyncVectorEnv",
+    "VectorEnv",
+    "env_metadata",
+    "evaluate",
+    "make_vec",
+    "record",
+]
 
 
 if not TYPE_CHECKING:  # type checkers would take any name for an existing one

@@ -69,8 +69,8 @@ class BlockingStepper:
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `given`)."""
-        if self.inline is not None and timeout_s is None and not given:
-            done = self.step_inline(actions)
+        if self.inline is not None and timeout_s is None:
+            done = self.step_inline(actions, given=given)
             if isinstance(done, StepResult):
                 return done
             step = BlockingStep(self, given, None, done)
@@ -90,7 +90,7 @@ class BlockingStepper:
         Raises:
             Exception: as `step`, if the step could not be sent; `BlockingStep.result` raises other errors.
         """
-        done = self.step_inline(actions) if self.inline is not None and not given else None
+        done = self.step_inline(actions, given=given) if self.inline is not None else None
         step = BlockingStep(self, given, None, done)
         try:
             step.send(actions, finish=False)
@@ -99,7 +99,7 @@ class BlockingStepper:
             raise
         return step
 
-    def step_inline(self, actions: Any) -> StepResult | BatchRequest | None:
+    def step_inline(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
         """Step on the caller's thread, if the envs live in this process and their steps are short.
 
         Ctrl-C is held back until the step is over; the result waits for `recv` then.
@@ -107,15 +107,15 @@ class BlockingStepper:
         Returns:
             The result; or the request that it has become, which was left to `recv`; or None, if nothing was done.
         """
-        return self.portal.run_while_idle(self._step_inline, actions)
+        return self.portal.run_while_idle(self._step_inline, actions, given)
 
-    def _step_inline(self, actions: Any) -> StepResult | BatchRequest | None:
+    def _step_inline(self, actions: Any, given: bool) -> StepResult | BatchRequest | None:
         scheduler, stepped = self.scheduler, None
         assert scheduler is not None
         wait = self.envs._clock.envs.begin()
         try:
             with HeldSignals(SIGINT, twice=False):
-                stepped = scheduler.step_inline(actions)
+                stepped = scheduler.step_inline(actions, given=given)
                 if isinstance(stepped, BatchRequest):
                     scheduler.leave(stepped)
         except BaseException:
@@ -125,6 +125,20 @@ class BlockingStepper:
         finally:
             wait.end()
         return stepped
+
+    def use_envs_inline(self, function: Callable[[], None]) -> bool:
+        """Call a function that uses envs of this process, if steps run on the caller's thread.
+
+        Returns:
+            Whether the function was called.
+        """
+        return self.inline is not None and bool(self.portal.run_while_idle(self._use_envs_inline, function))
+
+    def _use_envs_inline(self, function: Callable[[], None]) -> bool:
+        if self.scheduler is None or not self.scheduler.can_use_envs:
+            return False
+        function()
+        return True
 
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to some slots (see `AsyncVectorEnv.send`)."""

@@ -1,4 +1,4 @@
-"""The drop-in: an `AsyncVectorEnv` with the arguments, methods, messages and exceptions of Gymnasium's."""
+"""The drop-ins: vector envs with the arguments, methods, messages and exceptions of Gymnasium's classes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from aioenv.errors import (
     NoAsyncCallError,
     PendingCallError,
     SlotError,
+    SpaceMismatchError,
     StepTimeout,
     WorkerStartError,
 )
@@ -34,7 +35,7 @@ from aioenv.process.launch import START_METHODS
 from aioenv.sync.blocking import BlockingStep, BlockingVectorEnv
 from aioenv.sync.portal import PortalCall
 
-__all__ = ["AsyncVectorEnv"]
+__all__ = ["AsyncVectorEnv", "SyncVectorEnv"]
 
 T = TypeVar("T")
 
@@ -45,10 +46,77 @@ _CLOSE_TIMEOUT_S = 60.0
 # Methods that `call` refuses: called that way they would bypass the record of episodes.
 _NOT_CALLABLE = ("reset", "step", "close", "_setattr", "_check_spaces")
 
+# Gymnasium's two classes word these messages differently.
+_WORDS_OF_SYNC = (
+    ("AsyncVectorEnv(", "SyncVectorEnv("),
+    ("some of the sub-environments observation", "the sub-environments observation"),
+    ("the sub-environment's observation", "the sub-environments observation"),
+)
 
-class AsyncVectorEnv(
-    BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[ObsType, ActType]
-):  # as `VectorEnv`
+
+class DropIn(BlockingVectorEnv):
+    """Base of the drop-ins: starts envs and calls them, and raises their exceptions as Gymnasium does."""
+
+    def _start_envs(self, envs: vector_env.AsyncVectorEnv, *, cast: bool) -> None:
+        """Start the vector env, with all actions and numbers that Gymnasium accepts.
+
+        Args:
+            envs: the vector env.
+            cast: whether to cast observations to their space's dtype and shape.
+
+        Raises:
+            Exception: see the subclasses.
+        """
+        envs._config = envs._config._replace(cast=cast, lenient=True)
+        failure: Exception | None = None
+        try:
+            self._start(envs)
+        except WorkerStartError as error:
+            failure = original_exception(error)
+        if failure is not None:
+            raise failure
+
+    def render(self) -> tuple[Any, ...]:
+        """Call each env's `render`."""
+        return self.call("render")
+
+    def _prepare_actions(self, actions: Any) -> tuple[Any, bool]:
+        """Return actions, and whether they are a list that is sent element by element, pickled.
+
+        They are such a list unless they are exactly the arrays of the action space. With Gymnasium, envs get actions as
+        they were given, of any shape and dtype.
+        """
+        if fits_space(self.action_space, actions):
+            return actions, False
+        given = list(iterate(self.action_space, actions))
+        if len(given) != self.num_envs:
+            raise ActionError(f"actions: expected one for each of {self.num_envs} envs, got {len(given)}")
+        return given, True
+
+    def _assert_is_running(self) -> None:
+        if self.closed:
+            raise ClosedError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+
+    def _run_on_loop(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
+        """Run a coroutine function on the loop, and wait for its result: one round trip to the loop's thread."""
+        return self._translate_errors(lambda: self._portal.call(function, *args, **kwargs))
+
+    def _translate_errors(self, function: Callable[[], T]) -> T:
+        """Return the function's result; raise exceptions of envs as Gymnasium does."""
+        try:
+            return function()
+        except SlotError as exc:
+            error = exc
+        if error.partial is None:  # not from an env: the call was refused
+            raise error
+        raise self._choose_exception(error.errors)
+
+    def _choose_exception(self, errors: Sequence[SlotError]) -> Exception:
+        """Return the exception to raise, if one or more envs have failed."""
+        raise NotImplementedError
+
+
+class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[ObsType, ActType]):  # as `VectorEnv`
     """A drop-in for `gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, messages and exceptions.
 
     Some defects of Gymnasium's are mended. After a timeout or Ctrl-C the next result is that of the next call. A worker
@@ -127,14 +195,7 @@ class AsyncVectorEnv(
             **words,
         )
         envs._must_reset = False
-        envs._config = envs._config._replace(cast=shared_memory, lenient=True)
-        failure: Exception | None = None
-        try:
-            self._start(envs)
-        except WorkerStartError as error:
-            failure = original_exception(error)
-        if failure is not None:
-            raise failure
+        self._start_envs(envs, cast=shared_memory)
         pids = [worker.pid for worker in self.workers if worker.pid is not None]
         self._sleep_detector = SleepDetector(pids, self.num_envs) if len(pids) < self.num_envs else None
         if shared_memory:
@@ -241,19 +302,6 @@ class AsyncVectorEnv(
         result: StepResult = self._wait(AsyncState.WAITING_STEP, timeout)
         return result
 
-    def _prepare_actions(self, actions: Any) -> tuple[Any, bool]:
-        """Return actions, and whether they are a list that is sent element by element, pickled.
-
-        They are such a list unless they are exactly the arrays of the action space. With Gymnasium, envs get actions as
-        they were given, of any shape and dtype.
-        """
-        if fits_space(self.action_space, actions):
-            return actions, False
-        given = list(iterate(self.action_space, actions))
-        if len(given) != self.num_envs:
-            raise ActionError(f"actions: expected one for each of {self.num_envs} envs, got {len(given)}")
-        return given, True
-
     # ------------------------------------------------------------ calls
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -297,10 +345,6 @@ class AsyncVectorEnv(
         self._check_free("set_attr")
         self._run_on_loop(_set_attr, self._envs, name, values)
 
-    def render(self) -> tuple[Any, ...]:
-        """Call each env's `render`."""
-        return self.call("render")
-
     # ------------------------------------------------------------ the end
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -324,10 +368,6 @@ class AsyncVectorEnv(
 
     # ------------------------------------------------------------ one call at a time
 
-    def _assert_is_running(self) -> None:
-        if self.closed:
-            raise ClosedError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-
     def _check_free(self, name: str) -> None:
         self._assert_is_running()
         if self._pending is not None:
@@ -335,10 +375,6 @@ class AsyncVectorEnv(
             raise PendingCallError(
                 f"Calling `{name}` while waiting for a pending call to `{state}` to complete.", state
             )
-
-    def _run_on_loop(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
-        """Run a coroutine function on the loop, and wait for its result: one round trip to the loop's thread."""
-        return self._translate_errors(lambda: self._portal.call(function, *args, **kwargs))
 
     def _start_call(
         self, state: AsyncState, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any
@@ -363,22 +399,169 @@ class AsyncVectorEnv(
             raise StepTimeout(f"The call to `{name}_wait` has timed out after {timeout} second(s).")
         return self._translate_errors(call.result)
 
-    def _translate_errors(self, function: Callable[[], T]) -> T:
-        """Return the function's result; raise exceptions of envs as Gymnasium does."""
-        try:
-            return function()
-        except SlotError as exc:
-            error = exc
-        if error.partial is None:  # not from an env: the call was refused
-            raise error
-        for each in error.errors:
+    def _choose_exception(self, errors: Sequence[SlotError]) -> Exception:
+        for each in errors:
             logger.error(f"Received the following error from Worker-{each.slot} - Shutting it down")
             logger.error("%s", each.traceback or each)
         logger.error("Raising the last exception back to the main process.")
-        raise original_exception(error.errors[-1])
+        return original_exception(errors[-1])
 
 
-# The functions below run on the loop. They hold no reference to the drop-in, so that one that the program drops is
+class SyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[ObsType, ActType]):  # as `VectorEnv`
+    """A drop-in for `gymnasium.vector.SyncVectorEnv`: the same arguments, methods, messages and exceptions.
+
+    The envs live in this process, and are stepped one after the other, as by `aioenv.AsyncVectorEnv` with
+    `num_workers=0`. They are made, called, drawn and closed on a thread of their own; short steps and resets of envs
+    without a `render_mode` run on the caller's thread. Calls and attributes give the very objects, as Gymnasium's do.
+    Objects in infos and observations that are no numbers or arrays are copies, by pickle.
+
+    A slot whose env has raised works again after a `reset`, and the others have made their step. After Ctrl-C the next
+    result is that of the next call.
+
+    Args:
+        env_fns: a factory for each slot.
+        copy: whether observations are arrays of your own; with False they may be used again in the second next step.
+        observation_mode: "same", "different", or a tuple `(batched space, single space)`.
+        autoreset_mode: an `AutoresetMode`, or its value. With `AutoresetMode.DISABLED` a `ResetNeededError` is raised
+            if a slot is stepped after the end of its episode.
+
+    Attributes:
+        envs: the env objects, a tuple. An env can't be replaced.
+
+    Raises:
+        ValueError: if there are no factories, or an argument has a wrong value.
+        TypeError: if an element of `env_fns` is not callable.
+        SpaceMismatchError: if the envs' spaces can't be batched (it is a RuntimeError).
+        Exception: the exception of a factory; WorkerStartError, if two slots have the same env, or if making the envs
+            takes more than ten minutes.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        copy: bool = True,
+        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        self.env_fns = env_fns
+        self.copy = copy
+        self.observation_mode = observation_mode
+        words: dict[str, Any] = {"observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
+        envs = vector_env.AsyncVectorEnv(env_fns, num_workers=0, copy=copy, start_timeout_s=_START_TIMEOUT_S, **words)
+        made: list[Env[Any, Any]] = []
+        try:
+            self._start_envs(envs, cast=False)
+        except SpaceMismatchError as error:
+            text = str(error)
+            for theirs, ours in _WORDS_OF_SYNC:
+                text = text.replace(theirs, ours)
+            raise SpaceMismatchError(text) from None
+        try:
+            self._run_on_loop(_apply, self._envs, lambda env: made.append(env))
+        except BaseException:
+            self.close()
+            raise
+        self._single_envs = tuple(made)
+
+    @property
+    def envs(self) -> tuple[Env[Any, Any], ...]:
+        """The envs, one a slot: the very objects."""
+        return self._single_envs
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> ResetResult:
+        """Begin an episode in every slot, or in those of `options["reset_mask"]` (see `AsyncVectorEnv.reset`).
+
+        Raises:
+            ClosedError: if this is closed.
+            ValueError, TypeError: if seeds or the mask are not of the right length, shape or dtype.
+            Exception: the exception of an env (see `step`).
+        """
+        self._assert_is_running()
+        return self._run_on_loop(self._envs.reset, seed=seed, options=options)
+
+    def step(self, actions: Any) -> StepResult:
+        """Step every slot (see `AsyncVectorEnv.step`).
+
+        Raises:
+            ClosedError: if this is closed.
+            ActionError: if there are not as many actions as slots (it is a ValueError).
+            TypeError: if `actions` is no batch.
+            Exception: the exception of the first slot whose env raised; an EnvError, if it does not pickle. Slots that
+                failed must be reset.
+            EnvError: if a slot has failed before and was not reset.
+            ResetNeededError: if an episode is over and `autoreset_mode` is `AutoresetMode.DISABLED`.
+        """
+        self._assert_is_running()
+        actions, given = self._prepare_actions(actions)
+        return self._translate_errors(lambda: self._stepper.step(actions, given=given))
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute.
+
+        Returns:
+            One result a slot; nothing is copied.
+
+        Raises:
+            ClosedError: if this is closed.
+            Exception: the exception of the first env that raises; the envs after it are not called.
+        """
+
+        def call(slot: int, env: Env[Any, Any]) -> Any:
+            value = env.get_wrapper_attr(name)
+            return value(*args, **kwargs) if callable(value) else value
+
+        return self._for_each_env(call)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
+
+        Raises:
+            ClosedError: if this is closed.
+            ValueError: if a list has another length than there are slots.
+            Exception: the exception of the first env that raises; the attributes after it are not set.
+        """
+        each = env_calls.spread_values(values, self.num_envs)
+        self._for_each_env(lambda slot, env: env.set_wrapper_attr(name, each[slot]))
+
+    def _for_each_env(self, function: Callable[[int, Env[Any, Any]], T]) -> tuple[T, ...]:
+        """Call a function with the slot and env of each slot, on the thread that would step them now.
+
+        Raises:
+            BaseException: the first exception of the function, which is not called again then.
+        """
+        self._assert_is_running()
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def call(env: Env[Any, Any]) -> None:
+            if errors:
+                return
+            try:
+                results.append(function(len(results), env))
+            except BaseException as exc:
+                errors.append(exc)
+
+        def call_all() -> None:
+            for env in self._single_envs:
+                call(env)
+
+        if not self._stepper.use_envs_inline(call_all):
+            self._run_on_loop(_apply, self._envs, call)
+        if errors:
+            raise errors.pop()
+        return tuple(results)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the envs, and end their thread and the loop's; called by `close`, with its arguments."""
+        self._end(grace_s=_CLOSE_TIMEOUT_S)
+
+    def _choose_exception(self, errors: Sequence[SlotError]) -> Exception:
+        return original_exception(errors[0])
+
+
+# The functions below run on the loop. They hold no reference to a drop-in, so that one that the program drops is
 # collected even with a call in flight.
 
 
@@ -398,18 +581,26 @@ async def _set_attr(envs: vector_env.AsyncVectorEnv, name: str, values: Any) -> 
     await env_calls.set_attr(scheduler, name, values)
 
 
+async def _apply(envs: vector_env.AsyncVectorEnv, function: Callable[[Env[Any, Any]], None]) -> None:
+    """Call a function of this process with each env; the envs must live here, too."""
+    backend = envs._check_running()
+    await backend.drain()
+    await backend.call_service(None, "call", "apply", lambda _: (function, ()))
+
+
 # ---------------------------------------------------------------- Gymnasium's checks and errors
 
 
 def original_exception(error: SlotError | WorkerStartError) -> Exception:
-    """Return the exception that was raised in the worker, with a note of its traceback.
+    """Return the exception that was raised by an env or factory, with a note of its traceback.
 
     If that exception could not be sent, return the error itself.
     """
     original = error.__cause__
     if not isinstance(original, Exception):
         return error
-    original.add_note(f"in the env of slot {error.slots[0]}, in worker process {error.pid}:\n{error.traceback}")
+    where = "" if error.pid == os.getpid() else f", in worker process {error.pid}"
+    original.add_note(f"in the env of slot {error.slots[0]}{where}:\n{error.traceback}")
     return original
 
 

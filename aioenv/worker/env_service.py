@@ -583,6 +583,8 @@ class EnvService(SlotService):
                     exc = out.failures[0][1]
                     raised = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
                     return f"{raised}, when its last step was made again; if it remembers more than MuJoCo, {REMEDY}"
+            case _:
+                raise ValueError(f"row {row}: not an operation: {operation!r}")
         if not checkpoint.replays:
             due[row] = checkpoint.restore(after, overflow[1])
         self._checkpoints.capture([row])

@@ -21,12 +21,13 @@ def make() -> gym.Env:
     return gym.wrappers.TimeLimit(gym.make("CartPole-v1"), 20)
 
 
-def test_it_steps_as_theirs_do():
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_it_steps_as_theirs_do(num_workers):
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     from aioenv.adapters import sb3
 
-    theirs, ours = DummyVecEnv([make] * 3), sb3.VecEnv([make] * 3, num_workers=2)
+    theirs, ours = DummyVecEnv([make] * 3), sb3.VecEnv([make] * 3, num_workers=num_workers)
     rng = np.random.default_rng(0)
     cut = 0
     try:
@@ -49,13 +50,14 @@ def test_it_steps_as_theirs_do():
         ours.close()
 
 
-@pytest.mark.parametrize("backend", ["workers", "native"])
-def test_envs_are_asked_and_told_through_it(backend):
+@pytest.mark.parametrize("given", [{}, {"num_workers": 0}, {"backend": "native"}], ids=str)
+def test_envs_are_asked_and_told_through_it(given):
     from stable_baselines3.common.monitor import Monitor
 
     from aioenv.adapters import sb3
 
-    envs = sb3.make_vec("Hopper-v5", 3, seed=1, backend=backend)
+    single = "backend" not in given
+    envs = sb3.make_vec("Hopper-v5", 3, seed=1, **given)
     try:
         assert "VecEnv" in repr(envs)
         assert envs.get_attr("frame_skip") == [4, 4, 4]
@@ -63,7 +65,7 @@ def test_envs_are_asked_and_told_through_it(backend):
         with pytest.raises(AttributeError, match="no_such_thing"):
             envs.get_attr("no_such_thing")
         assert envs.env_is_wrapped(Monitor, [0, 2]) == [True] * 2  # episodes are counted
-        assert envs.env_is_wrapped(gym.wrappers.TimeLimit) == [backend == "workers"] * 3
+        assert envs.env_is_wrapped(gym.wrappers.TimeLimit) == [single] * 3
         envs.reset()
         infos = []
         while not any("terminal_observation" in info for info in infos):
@@ -71,7 +73,7 @@ def test_envs_are_asked_and_told_through_it(backend):
         (last, *_) = [info for info in infos if "terminal_observation" in info]
         assert last["terminal_observation"].shape == (11,)
         assert last["episode"]["l"] > 0
-        if backend == "workers":
+        if single:
             envs.set_attr("marker", 7, indices=[1])
             assert envs.env_method("get_wrapper_attr", "marker", indices=1) == [7]
             assert not envs.env_method("has_wrapper_attr", "marker", indices=[0])[0]
@@ -169,11 +171,12 @@ class Structured(gym.Env):
 SPACES = {"a": gym.spaces.Discrete(5), "b": gym.spaces.Box(-1, 1, (2,), np.float32)}
 
 
+@pytest.mark.parametrize("num_workers", [None, 0])
 @pytest.mark.parametrize("space", [gym.spaces.Dict(SPACES), gym.spaces.Tuple(SPACES.values())])
-def test_actions_of_several_parts_come_one_a_slot(space):
+def test_actions_of_several_parts_come_one_a_slot(space, num_workers):
     from aioenv.adapters import sb3
 
-    envs = sb3.VecEnv([lambda: Structured(space)] * 2)  # as many as parts
+    envs = sb3.VecEnv([lambda: Structured(space)] * 2, num_workers=num_workers)  # as many as parts
     try:
         envs.reset()
         actions = [space.sample() for _ in range(2)]
@@ -237,12 +240,13 @@ class Optional(gym.Env):
         return np.zeros(2), 0.0, False, False, {"count": 3, "good": True}
 
 
-def test_options_of_each_slot():
+@pytest.mark.parametrize("given", [{"debug": True}, {"num_workers": 0}], ids=str)
+def test_options_of_each_slot(given):
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     from aioenv.adapters import sb3
 
-    theirs, ours = DummyVecEnv([Optional] * 3), sb3.VecEnv([Optional] * 3, debug=True)
+    theirs, ours = DummyVecEnv([Optional] * 3), sb3.VecEnv([Optional] * 3, **given)
     try:
         for options in ([{"at": 1}, {}, {"at": 2}], {"at": 3}, [{}, {}, {"at": 4}], None):
             for envs in theirs, ours:
@@ -268,13 +272,16 @@ class MixedInfos(gym.Env):
 
     observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
 
-    def __init__(self, slot: int):
-        self.slot = slot
+    def __init__(self, only_numbers: bool, slot: int):
+        self.only_numbers, self.slot = only_numbers, slot
         self.t = 0
 
     def info(self) -> dict:
-        values = [(0, False, {"of": 1}, [1]), (0.5, 2.5, {"of": 1.5}, {}), (1, "text", 3, np.arange(self.t))][self.slot]
-        info = dict(zip(["cost", "flag", "nested", "kind"], values, strict=True))
+        info = {"cost": [1, 0.5, True][self.slot]}
+        if self.only_numbers:
+            return info
+        values = [(False, {"of": 1}, [1]), (2.5, {"of": 1.5}, {}), ("text", 3, np.arange(self.t))][self.slot]
+        info |= dict(zip(["flag", "nested", "kind"], values, strict=True))
         return {**info, "_cost": self.slot, **({"extra": self.t} if self.slot else {})}
 
     def reset(self, *, seed=None, options=None):
@@ -286,33 +293,39 @@ class MixedInfos(gym.Env):
         return 0, 1.0, self.t % 2 == 0, False, self.info()
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("each_its_own", [False, True])
-def test_infos_are_each_envs_own_whatever_the_others_say(each_its_own, caplog):
+@pytest.mark.parametrize("only_numbers", [False, True])
+def test_infos_are_each_envs_own_whatever_the_others_say(only_numbers, each_its_own, num_workers, caplog):
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     from aioenv.adapters import sb3
 
-    fns = [functools.partial(MixedInfos, slot) for slot in range(3)]
-    theirs, ours = DummyVecEnv(fns), sb3.VecEnv(fns, num_workers=2)
+    fns = [functools.partial(MixedInfos, only_numbers, slot) for slot in range(3)]
+    theirs, ours = DummyVecEnv(fns), sb3.VecEnv(fns, num_workers=num_workers)
     try:
         for envs in theirs, ours:
             if each_its_own:
                 envs.set_options([{"x": 1}, {}, {"x": 2}])
             envs.reset()
         np.testing.assert_equal(ours.reset_infos, theirs.reset_infos)
-        for _ in range(4):
+        for _ in range(40):
             expected, got = theirs.step(np.zeros(3, np.int64))[3], ours.step(np.zeros(3, np.int64))[3]
             np.testing.assert_equal(got, expected)
             np.testing.assert_equal(ours.reset_infos, theirs.reset_infos)
-            assert type(got[1]["cost"]) is float and type(got[2]["cost"]) is int
-        got[2]["kind"][...] = 7  # an array of one's own
+            assert [type(info["cost"]) for info in got] == [int, float, bool]
+        if not only_numbers:
+            got[2]["kind"][...] = 7  # an array of one's own
         assert not caplog.records
     finally:
         theirs.close()
         ours.close()
 
 
-@pytest.mark.parametrize("given", [{}, {"backend": "native"}, {"backend": "native", "num_workers": 2}], ids=str)
+WAYS = [{}, {"num_workers": 0}, {"backend": "native"}, {"backend": "native", "num_workers": 2}]
+
+
+@pytest.mark.parametrize("given", WAYS, ids=str)
 def test_actions_are_sent_as_they_are_at_step_async(given):
     from aioenv.adapters import sb3
 
@@ -339,3 +352,53 @@ def test_actions_are_sent_as_they_are_at_step_async(given):
         envs.close()
     with pytest.raises(errors.ClosedError):
         envs.step_async(actions)
+
+
+class Failing(gym.Env):
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        if action:
+            raise KeyError("as asked")
+        return 0, 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_of_an_env_comes_with_the_result(num_workers):
+    from aioenv.adapters import sb3
+
+    envs = sb3.VecEnv([Failing] * 2, num_workers=num_workers)
+    try:
+        envs.reset()
+        for _ in range(50):
+            envs.step(np.zeros(2, int))
+        envs.step_async(np.array([0, 1]))
+        with pytest.raises(errors.EnvError, match=r"slot 1.*as asked"):
+            envs.step_wait()
+        with pytest.raises(errors.EnvError, match=r"slots \[1\] have failed"):  # nothing was sent
+            envs.step_async(np.zeros(2, int))
+        envs.reset()
+        assert envs.step(np.zeros(2, int))[1].tolist() == [1, 1]
+    finally:
+        envs.close()
+
+
+def test_a_policy_learns_the_same_as_over_theirs():
+    """PPO with the seeds of theirs: the returns of its episodes are theirs, to the bit."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    from aioenv.adapters import sb3
+
+    returns = []
+    for envs in make_vec_env("CartPole-v1", 4, seed=2), sb3.make_vec("CartPole-v1", 4, seed=2, num_workers=0):
+        try:
+            model = PPO("MlpPolicy", envs, n_steps=64, batch_size=64, n_epochs=2, seed=2, device="cpu")
+            model.learn(1024)
+            returns.append([(episode["r"], episode["l"]) for episode in model.ep_info_buffer])
+        finally:
+            envs.close()
+    assert returns[0] == returns[1] and len(returns[0]) > 10

@@ -50,10 +50,11 @@ def over(kind: str):
         return sb3.VecEnv([make] * 2)
     if kind == "given":  # a vector env that was made elsewhere
         return sb3.VecEnv(sync.VectorEnv([make] * 2, autoreset_mode="SameStep"))
-    return sb3.make_vec("CartPole-v1", 2, wrappers=[Game], debug=kind == "debug")
+    num_workers = 0 if kind == "here" else None
+    return sb3.make_vec("CartPole-v1", 2, wrappers=[Game], debug=kind == "debug", num_workers=num_workers)
 
 
-@pytest.mark.parametrize("kind", ["factories", "given", "make_vec", "debug"])
+@pytest.mark.parametrize("kind", ["factories", "given", "make_vec", "debug", "here"])
 def test_attributes_are_read_and_not_called(kind):
     envs = over(kind)
     try:

@@ -40,7 +40,9 @@ class Lives(gym.Wrapper):
 
 
 @pytest.mark.parametrize("wrapper", [Scale, Lives])
-@pytest.mark.parametrize("given", [{}, {"episode_stats": True}, {"stats_prefix": "train"}, {"num_workers": 1}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{}, {"episode_stats": True}, {"stats_prefix": "train"}, {"num_workers": 1}, {"num_workers": 0}], ids=str
+)
 def test_they_are_counted_beneath_wrappers(wrapper, given):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.monitor import Monitor
@@ -101,20 +103,22 @@ def telling() -> gym.Env:
     return Telling(gym.make("CartPole-v1"))
 
 
+@pytest.mark.parametrize("num_workers", [None, 0])
 @pytest.mark.parametrize("kind", ["factories", "function", "wrapper", "inside"])
-def test_what_an_env_tells_itself_stays(kind):
+def test_what_an_env_tells_itself_stays(kind, num_workers):
     from aioenv.adapters import sb3
 
     if kind == "factories":
-        envs = sb3.VecEnv([telling] * 2, episode_stats=True)
+        envs = sb3.VecEnv([telling] * 2, episode_stats=True, num_workers=num_workers)
     elif kind == "wrapper":
-        envs = sb3.make_vec("CartPole-v1", 2, wrappers=[Telling])
+        envs = sb3.make_vec("CartPole-v1", 2, wrappers=[Telling], num_workers=num_workers)
     else:
-        envs = sb3.make_vec(telling, 2, wrappers=[Scale] * (kind == "inside"))
+        envs = sb3.make_vec(telling, 2, wrappers=[Scale] * (kind == "inside"), num_workers=num_workers)
     try:
         envs.reset()
-        for info in envs.step(np.zeros(2, int))[3]:
-            assert info["episode"] == {"r": -1, "l": 7, "t": 0.5, "cost": 2}
+        for _ in range(30):
+            for info in envs.step(np.zeros(2, int))[3]:
+                assert info["episode"] == {"r": -1, "l": 7, "t": 0.5, "cost": 2}
         assert envs.reset_infos == [{}, {}]
     finally:
         envs.close()

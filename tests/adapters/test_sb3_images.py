@@ -28,12 +28,14 @@ def over(kind: str):
             return sb3.VecEnv([make] * 2, render=SMALL)
         case "env":
             return sb3.make_vec("HalfCheetah-v5", 2, render_mode="rgb_array", width=32, height=24)
+        case "here":
+            return sb3.make_vec("HalfCheetah-v5", 2, render_mode="rgb_array", width=32, height=24, num_workers=0)
         case "native":
             return sb3.make_vec("HalfCheetah-v5", 2, render=SMALL, backend="native")
     return sb3.make_vec("HalfCheetah-v5", 2, render=SMALL)
 
 
-@pytest.mark.parametrize("kind", ["factories", "env", "native", "beside"])
+@pytest.mark.parametrize("kind", ["factories", "env", "here", "native", "beside"])
 def test_videos_are_recorded_at_the_speed_of_the_envs(kind, monkeypatch, tmp_path):
     from stable_baselines3.common.vec_env import VecVideoRecorder
 

@@ -18,6 +18,7 @@ import pytest
 import aioenv
 from aioenv.ipc.decoder import LAZY_BYTES, Decoder
 from aioenv.ipc.frames import HEADER_BYTES, MAGIC, MAX_FIXED_BYTES, MAX_PAYLOAD_BYTES, VERSION, Kind
+from aioenv.worker.worker_end import WorkerEnd
 from tests.faults.fuzz import Fuzzer
 from tests.kits.wire_kit import (
     FrameFields,
@@ -132,9 +133,9 @@ class Liar(gym.Env):
             import sys
 
             frame = sys._getframe()
-            while not hasattr(frame.f_locals.get("self"), "_channel"):
+            while not isinstance(frame.f_locals.get("channel"), WorkerEnd):
                 frame = frame.f_back
-            link = frame.f_locals["self"]._channel
+            link = frame.f_locals["channel"]
             if action == self.UNASKED:
                 link.write(Kind.RESULT, 10**6, 0, [bytes(1 << 20)])
             else:

@@ -71,7 +71,7 @@ class Bench:
         """One operation a row, all steps or all resets."""
         if operations[0][0] == "step":
             return self.step([action for _, action in operations])
-        return self.reset([seed for _, seed, _ in operations], operations[0][2])
+        return self.reset([seed for _, seed, _, _ in operations], operations[0][2])
 
 
 def frame(kind, request):
@@ -94,7 +94,7 @@ def record(bench, count, seeds=(5, 6), watch=lambda count: None):
     over = True
     while len(history) < count:
         if over:
-            operations = [("reset", seeds[row] if not history else None, None) for row in range(bench.n)]
+            operations = [("reset", seeds[row] if not history else None, None, False) for row in range(bench.n)]
         else:
             actions = rng.uniform(np.maximum(space.low, -2), np.minimum(space.high, 2), (bench.n, *space.shape)).astype(
                 space.dtype

@@ -240,11 +240,12 @@ def test_actions_that_some_states_do_not_allow(mode):
 async def test_a_platform_without_workers_says_so(monkeypatch):
     """Windows has no `os.readv`."""
     monkeypatch.delattr(os, "readv")
-    for debug in (False, True):
-        with pytest.raises(aioenv.WorkerStartError, match=r'backend="native" needs none'):
-            await aioenv.make_vec("CartPole-v1", 2, debug=debug)
-    async with aioenv.make_vec("CartPole-v1", 2, backend="native") as envs:
-        assert (await envs.reset(seed=0)).obs.shape == (2, 4)
+    with pytest.raises(aioenv.WorkerStartError, match=r'backend="native" and num_workers=0 need none'):
+        await aioenv.make_vec("CartPole-v1", 2)
+    for options in ({"backend": "native"}, {"num_workers": 0}, {"debug": True}):
+        async with aioenv.make_vec("CartPole-v1", 2, **options) as envs:
+            assert (await envs.reset(seed=0)).obs.shape == (2, 4)
+            await envs.step(np.zeros(2, int))
 
 
 def test_adapters_are_there_or_say_what_they_need():

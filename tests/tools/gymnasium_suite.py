@@ -1,14 +1,17 @@
-"""Run Gymnasium's own tests of vector envs, unchanged, on the drop-in.
+"""Run Gymnasium's own tests of vector envs, unchanged, on the drop-ins.
 
     python tests/tools/gymnasium_suite.py                # clones its repository at the installed version's tag
     python tests/tools/gymnasium_suite.py --source PATH  # a checkout, or a git repository (--ref REF)
 
 What else it is given goes to pytest.
 
-Gymnasium's source distribution does not hold its tests, so they come from its repository. They are run twice: with
-`AsyncVectorEnv` replaced by the drop-in before anything is collected, then, with those of vector wrappers, with
-`SyncVectorEnv` replaced too. Each pass counts the cases that built a drop-in; it fails if one of them fails, or if
-none did.
+Gymnasium's source distribution does not hold its tests, so they come from its repository. They are run in three passes:
+
+- "async": with the drop-in for `AsyncVectorEnv` in its place, before anything is collected;
+- "sync": with the drop-in for `SyncVectorEnv` in its place, too, and with the tests of vector wrappers;
+- "async-for-both": the same with the drop-in for `AsyncVectorEnv` in the place of both.
+
+A pass counts the cases that built the drop-in that it is about; it fails if one of its cases fails, or if none did.
 """
 
 from __future__ import annotations
@@ -29,20 +32,21 @@ import gymnasium
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from aioenv.sync import AsyncVectorEnv
+from aioenv.sync import AsyncVectorEnv, SyncVectorEnv
 
 BUILD = Path(__file__).resolve().parents[2] / "build"
 # the tests of wrappers build no AsyncVectorEnv, and some draw for minutes
 PARTS: dict[str, tuple[str, ...]] = {"async": ("tests/vector", "tests/envs/registration/test_make_vec.py")}
-PARTS["sync"] = (*PARTS["async"], "tests/wrappers/vector")
+PARTS["sync"] = PARTS["async-for-both"] = (*PARTS["async"], "tests/wrappers/vector")
 
 NEEDED = ("cv2", "Box2D", "pygame")  # what its tests import, or the envs that they make
 
 SAME_PROCESS = "it reads `envs.envs`, the env objects themselves, which are in other processes"
-# Cases in which the drop-in is another than SyncVectorEnv, and should be. Of AsyncVectorEnv's there is none.
-DEPARTURES = {
+# Cases in which a drop-in is another than the class whose place it takes, and should be. In its own place none is.
+DEPARTURES: dict[str, dict[str, str]] = {
     "async": {},
-    "sync": {
+    "sync": {},
+    "async-for-both": {
         "test_sync_vector_env.py::test_metadata_sync_vector_env": SAME_PROCESS,
         "test_sync_vector_env.py::test_check_spaces_sync_vector_env": "the message names AsyncVectorEnv",
         "test_make_vec.py::test_make_vec_wrappers": SAME_PROCESS,
@@ -53,7 +57,7 @@ DEPARTURES = {
 
 
 class InPlaceOfSync(AsyncVectorEnv[Any, Any]):
-    """The drop-in with SyncVectorEnv's arguments."""
+    """The drop-in for AsyncVectorEnv with SyncVectorEnv's arguments."""
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class InPlaceOfSync(AsyncVectorEnv[Any, Any]):
 
 
 class Swap:
-    """A pytest plugin: it puts the drop-in in Gymnasium's place, and counts the cases that build one."""
+    """A pytest plugin: it puts drop-ins in place of Gymnasium's classes, and counts the cases that build one."""
 
     def __init__(self, which: str) -> None:
         self.which = which
@@ -75,11 +79,15 @@ class Swap:
         self.outcomes: dict[str, str] = {}
         # while it lives, its fork server does, which takes longer to start than a case to run
         self.kept = AsyncVectorEnv([partial(gymnasium.make, "CartPole-v1")])
-        AsyncVectorEnv.__init__ = self._counted(AsyncVectorEnv.__init__)  # type: ignore[method-assign]
         vector = gymnasium.vector
+        counted: Any = AsyncVectorEnv
         vector.AsyncVectorEnv = vector.async_vector_env.AsyncVectorEnv = AsyncVectorEnv  # type: ignore[misc,assignment]
         if which == "sync":
-            vector.SyncVectorEnv = vector.sync_vector_env.SyncVectorEnv = InPlaceOfSync  # type: ignore[misc,assignment]
+            counted = SyncVectorEnv
+        if which != "async":
+            in_place = SyncVectorEnv if which == "sync" else InPlaceOfSync
+            vector.SyncVectorEnv = vector.sync_vector_env.SyncVectorEnv = in_place  # type: ignore[misc,assignment]
+        counted.__init__ = self._counted(counted.__init__)
 
     def _counted(self, init: Callable[..., None]) -> Callable[..., None]:
         @wraps(init)
@@ -90,7 +98,7 @@ class Swap:
         return counting
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Mark what departs from SyncVectorEnv, and what can't run here."""
+        """Mark what departs from Gymnasium's classes, and what can't run here."""
         for item in items:
             name = item.nodeid.split("[")[0].rsplit("/", 1)[-1]
             if name in DEPARTURES[self.which]:
@@ -111,7 +119,7 @@ class Swap:
         """Print the count."""
         of_built = [self.outcomes.get(case, "?") for case in self.built]
         counts = ", ".join(f"{of_built.count(outcome)} {outcome}" for outcome in sorted(set(of_built)))
-        terminalreporter.write_line(f"{self.which}: {len(self.built)} cases build the drop-in: {counts}")
+        terminalreporter.write_line(f"{self.which}: {len(self.built)} cases build its drop-in: {counts}")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail if no case has built one."""
@@ -121,11 +129,11 @@ class Swap:
 
 
 def main() -> int:
-    """Both passes, each in a process of its own; or the one that `--pass` names."""
-    parser = argparse.ArgumentParser(description="Run Gymnasium's own tests of vector envs on the drop-in.")
+    """All passes, each in a process of its own; or the one that `--pass` names."""
+    parser = argparse.ArgumentParser(description="Run Gymnasium's own tests of vector envs on the drop-ins.")
     parser.add_argument("--source", help="a checkout of Gymnasium, or a git repository of it")
     parser.add_argument("--ref", help="a commit, branch or tag of the repository")
-    parser.add_argument("--pass", dest="which", choices=("async", "sync"), help="only one of the two")
+    parser.add_argument("--pass", dest="which", choices=tuple(PARTS), help="only one of them")
     parser.add_argument("--suite", type=Path, help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
     if options.suite:
@@ -141,7 +149,7 @@ def main() -> int:
     # windows nowhere, where there is no display
     env = {"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy", **os.environ}
     worst = 0
-    for which in (options.which,) if options.which else ("async", "sync"):
+    for which in (options.which,) if options.which else PARTS:
         command = [sys.executable, __file__, "--suite", str(suite), "--pass", which, *rest]
         worst = max(worst, subprocess.run(command, cwd=suite, env=env, check=False).returncode)
     return worst

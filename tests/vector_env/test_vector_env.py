@@ -59,7 +59,7 @@ async def test_arguments_are_checked_early():
     with pytest.raises(ValueError, match=r"fork.*refused"):
         aioenv.AsyncVectorEnv(counters(1), start="fork")
     with pytest.raises(ValueError, match="num_workers"):
-        aioenv.AsyncVectorEnv(counters(1), num_workers=0)
+        aioenv.AsyncVectorEnv(counters(1), num_workers=-1)
     with pytest.raises(ValueError, match="AutoresetMode"):
         aioenv.AsyncVectorEnv(counters(1), autoreset_mode="never")
     with pytest.raises(ValueError, match="observation_mode"):
