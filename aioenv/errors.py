@@ -59,7 +59,7 @@ class AioenvError(Exception):
 
 
 class WireError(AioenvError):
-    """Received bytes are not a valid frame; their connection can't be used any more."""
+    """A message to or from a worker is damaged, which ends the worker, or it is too large."""
 
 
 class ClosedError(AioenvError, gym_error.ClosedEnvironmentError, RuntimeError):

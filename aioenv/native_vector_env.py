@@ -66,9 +66,9 @@ class NativeVectorEnv(AsyncVectorEnv):
     The slots are one env, so an exception fails all slots that were asked, until they are reset. A thread can't be
     killed: if the env hangs, `close` gives up after `grace_s`, with a warning. A worker process can be killed.
 
-    Slots are stepped without others if the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has (see
-    `docs/how-to/native-vector-env.md`). If it has not, these methods raise a ValueError when they would step only some
-    of its slots:
+    Slots are stepped without others if the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has (see the
+    how-to page on vector envs of your own). If it has not, these methods raise a ValueError when they would step only
+    some of its slots:
 
     - `send` takes all slots; over workers, all slots of some workers.
     - `pause` and `resume` take all slots of a worker together.
@@ -97,7 +97,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             as if it had not died, if the vector env has methods for its state.
         start_timeout_s: how long it may take to make the env, in seconds.
         render: draw images of every returned state while the next steps run. The vector env must have a MuJoCo `model`
-            and `physics_states()` (see `PhysicsBatch` in `aioenv/state/render_source.py`).
+            and `physics_states()` (see the how-to page on their images).
         pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix, check_numerics: see `AsyncVectorEnv`.
 

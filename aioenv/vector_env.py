@@ -97,7 +97,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         env_fns: a factory for each slot, in the order of slots. Each slot gets its own variant of an `EnvCreator`.
         num_workers: the number of processes; slots are spread over them evenly. Default: the number of CPUs that this
             process may use, at most one worker a slot. 0: the envs live in this process, which is faster where all
-            slots together step in less than about 100 µs. Steps and resets of less than 200 µs run on the loop,
+            slots together step in less than about 100 µs. Steps and resets of less than 0.5 ms run on the loop,
             longer ones on a thread of the envs' own, where the envs are made, called and closed. Envs with a
             `render_mode` and those of a vector env with a `timeout_s` stay on that thread; so do all with
             `debug=True`. A thread can't be killed or restarted, and an env that crashes ends this process.
@@ -153,8 +153,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
             `f(slot, episode)` that returns such a dict or None. Automatic resets are those of the autoreset mode, and
             those of rollouts and numbered episodes. A reset of your own passes its own options alone. Episode 0 of a
             slot is the one that the last reset of all slots began. Each later reset of the slot adds 1, for any number
-            of workers, also after the restart of one. The function runs in the worker and travels like a factory; if it
-            raises, its slot has an `EnvError`. It is not for `RestartPolicy(resume=True)`; a dict is.
+            of workers, also after the restart of one. The function is copied into the workers as the factories are; if
+            it raises, its slot has an `EnvError`. It is not for `RestartPolicy(resume=True)`; a dict is.
         check_numerics: raise an `EnvError` if a reward or an observation is NaN or infinite, even if it is within the
             bounds of its space. Its `__cause__` is a `NumericsError` with the step since the slot's reset (or since
             the restart of its worker) and the place of the value. The slot must be reset then. The check takes about
@@ -467,9 +467,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """The `EnvSpec` of the first env, if it has one that pickles.
 
         Arrays, strings and bytes of 64 KiB or more among its arguments are not sent back by the worker. Equal ones are
-        looked up in the first factory, in the objects that it refers to, and in Gymnasium's registry. An
-        `OmittedValue`, whose repr describes the value, stands for one that is not found, because a factory made it or
-        the env changed it.
+        looked up in the first factory, in the objects that it refers to, and in Gymnasium's registry. A
+        placeholder, whose repr describes the value, stands for one that is not found, because a factory made it or the
+        env changed it.
         """
         spec: EnvSpec | None = self._env_info.spec
         return spec
@@ -755,7 +755,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """The slots that were paused because their envs have no further episode, ascending.
 
         An env reports this by raising `EpisodesDone` in `reset`. If it has an attribute `finite_episodes` that is true,
-        a StopIteration means the same; `construct_envs` sets it on envs to which it dealt episodes. This is not an
+        a StopIteration means the same; `construct_envs` sets it on envs to which it gave episodes. This is not an
         error, for any cause of the reset: the slot is paused. In the result `info["_active"]` is False for it, unless
         its last episode ended in that very step (under SAME_STEP).
         """
@@ -1029,9 +1029,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """Return the states of envs; with `set_state` any env of the same kind goes on from there, bit for bit.
 
         A state has everything that the next steps and automatic resets depend on: MuJoCo's data, counters of wrappers,
-        the random generator, and a pending reset. It does not have changes to a MuJoCo model. An env that is not
-        MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and `set_state(state)`. If this is
-        cancelled, no state is changed.
+        the random generator, and a pending reset. Where the env or a wrapper is not Gymnasium's, it also has the
+        numbers of the MuJoCo model, which those may change: all fields up to 64 KiB but meshes, textures and the like.
+        It has neither observations nor positions in `seed_plan` and `autoreset_options`. An env that is not MuJoCo's,
+        or a wrapper that Gymnasium does not have, must have `get_state()` and `set_state(state)`. If this is cancelled,
+        no state is changed.
 
         Args:
             slots: slot numbers, None for all.
@@ -1049,9 +1051,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
         """Set the states of envs to those of `get_state` or `aioenv.load`, from any slot, worker or process.
 
-        A slot that had failed, or whose episode was over, can be stepped again. No observation is returned, and images
-        show the new state after the next step. If this is cancelled, the states are set all the same, but a slot that
-        had failed must have its state set again.
+        A slot that had failed, or whose episode was over, can be stepped again, and no reset is needed before. No
+        observation is returned: until the slot was stepped, `rollout` raises a ResetNeededError, and a reset of other
+        slots has zeros or an old observation in its row. Images show the new state after the next step, and episode
+        statistics leave out the episode. If this is cancelled, the states are set all the same, but a slot that had
+        failed must have its state set again.
 
         Args:
             states: one for each of `slots`, in that order.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Generic, get_origin
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -66,6 +69,7 @@ sphinx_gallery_conf = {
 
 # ------------------------------------------------------------ the reference
 
+MODULES = ("aioenv", "aioenv.sync", "aioenv.stats", "aioenv.envs", "aioenv.testing")
 autosummary_generate = True
 autosummary_imported_members = True
 autodoc_typehints = "description"
@@ -81,6 +85,29 @@ napoleon_use_ivar = True  # attributes are members of their own, too
 napoleon_custom_sections = [("Yields", "returns_style")]
 python_use_unqualified_type_names = True
 intersphinx_mapping: dict[str, tuple[str, None]] = {}  # the build asks no other site
+PUBLIC = {getattr(import_module(name), each) for name in MODULES for each in import_module(name).__all__}
+
+
+def public_bases(bases: Iterable[Any]) -> Iterator[Any]:
+    """Yield base classes; in place of internal ones of this package, which no page describes, their own bases."""
+    for base in bases:
+        kind = get_origin(base) or base
+        if kind.__module__.startswith("aioenv.") and kind not in PUBLIC:
+            yield from public_bases(vars(kind).get("__orig_bases__", kind.__bases__))
+        else:
+            yield base
+
+
+def hide_internal_bases(app: Any, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
+    """Let the reference show public base classes alone."""
+    shown = {get_origin(base) or base: base for base in public_bases(bases)}
+    bases[:] = [base for kind, base in shown.items() if kind not in (object, Generic)] or [object]
+
+
+def setup(app: Any) -> None:
+    """Connect this file's own functions to Sphinx."""
+    app.connect("autodoc-process-bases", hide_internal_bases)
+
 
 # ------------------------------------------------------------ the looks
 

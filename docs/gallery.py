@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,17 +18,10 @@ __all__ = ["arguments", "pictures"]
 
 HERE = Path(__file__).parent
 logging.getLogger("aioenv.workers").setLevel(logging.WARNING)  # the build logs more than a program does
-ARGUMENTS = {  # short runs
-    "async_loop": ["--steps", "500"],
-    "blocking_loop": ["--steps", "500"],
-    "episode_stats": ["--epochs", "2", "--logs", tempfile.gettempdir()],
-    "evaluate": ["--episodes", "51", "--kill"],
-    "event_driven": ["--seconds", "2"],
-    "native_task": ["--steps", "500"],
-    "pixels": ["--rollouts", "2"],
-    "ppo": ["--updates", "20"],
-    "rendering": ["--steps", "50"],
-    "timeline": ["--steps", "20", "--out", os.path.join(tempfile.gettempdir(), "run.json")],
+_COMMAND = re.compile(r"^ +python examples/\w+\.py([^&\n]*)", re.MULTILINE)
+FILES = {  # where examples write when the site is built
+    "episode_stats": ["--logs", tempfile.gettempdir()],
+    "timeline": ["--out", os.path.join(tempfile.gettempdir(), "run.json")],
 }
 CAPTIONS = {
     "async_loop": "Four of the envs.",
@@ -46,8 +40,10 @@ CAPTIONS = {
 
 
 def arguments(conf: dict[str, Any], example: dict[str, Any]) -> list[str]:
-    """Return the arguments of an example."""
-    return ARGUMENTS.get(Path(example["src_file"]).stem, [])
+    """Return the arguments of an example: those of the command in its text, so that the page shows its output."""
+    path = Path(example["src_file"])
+    command = _COMMAND.search(path.read_text(encoding="utf-8"))
+    return [*(command[1].split() if command else ()), *FILES.get(path.stem, ())]
 
 
 def pictures(block: Any, block_vars: dict[str, Any], conf: dict[str, Any]) -> str:

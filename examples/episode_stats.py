@@ -3,6 +3,10 @@ Statistics of episodes
 ======================
 
 Returns and lengths, an epoch at a time: as tables, and for TensorBoard if its library is there.
+
+::
+
+    python examples/episode_stats.py --epochs 3
 """
 
 import argparse

@@ -2,13 +2,13 @@
 An evaluation
 =============
 
-Run so many episodes, each exactly once, with the same results in any worker.
+Run a given number of episodes, each exactly once, with the same results for any number of workers.
 
 ::
 
-    python examples/evaluate.py --episodes 101
+    python examples/evaluate.py --episodes 101 --kill
 
-With `--kill` a worker is killed on the way: its episodes are run again, and the results are the same.
+With `--kill` a worker is killed on the way. Its episodes are run again, and the results are the same.
 """
 
 import argparse

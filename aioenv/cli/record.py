@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"aioenv record: {exc}", file=sys.stderr)
             return 1
         if _written(args.out) not in (None, before):
-            print(f"\nThe video ends where it was broken off: {args.out.resolve()}", file=sys.stderr)
+            print(f"\nThe video ends where the run was interrupted: {args.out.resolve()}", file=sys.stderr)
         raise
     if args.json is not None:
         write_json(args.json, {"path": str(done.path.resolve()), "pictures": done.pictures, "episodes": done.episodes})

@@ -13,7 +13,7 @@ from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
 from aioenv.process.async_resource import gather_internal
 from aioenv.rendering.backends import backend_environment, candidate_backends, no_backend_error, warn_of_software
-from aioenv.rendering.config import BACKENDS, parse_devices
+from aioenv.rendering.config import BACKENDS, parse_devices, refused_by_envs
 from aioenv.rendering.pixels import PixelsRefused, replace_states
 from aioenv.rendering.step_images import StepImages
 from aioenv.worker.mujoco_gl import choose_backend_here
@@ -205,7 +205,7 @@ class WorkerSession:
                 "(Of MuJoCo envs cameras of the model that are named, RenderConfig(camera=…), are drawn in any case, "
                 "unless a wrapper has a render of its own)"
             )
-            if wants := config.refused_by_envs:
+            if wants := refused_by_envs(config):
                 raise RenderError(f"{why}, as they see fit: not with {wants}. {hint}")
             for slot, mode in enumerate(worker_pool.render_modes):
                 if mode != "rgb_array":

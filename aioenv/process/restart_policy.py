@@ -31,7 +31,7 @@ class RestartPolicy:
         backoff_s: the first restart in `within_s` comes at once, the second after this many seconds, the third after
             twice as many, and so on.
         resume: whether slots continue where they were instead, as if nothing had happened. Only for envs that can: see
-            `docs/how-to/restart-workers-that-die.md`.
+            the how-to page "How do I restart workers that die?".
 
     Raises:
         ValueError: if a number is out of range, or an argument has another type.

@@ -34,8 +34,12 @@ __all__ = [
     "RenderQuality",
     "check_backend",
     "check_int",
+    "check_pixels",
+    "gives_arrays",
+    "is_sized",
     "parse_devices",
     "parse_quality",
+    "refused_by_envs",
 ]
 
 TRACKING = "tracking"  # the camera that moves with a body
@@ -299,29 +303,30 @@ class RenderConfig:
         """Whether a list of cameras was given: images have an axis for them."""
         return isinstance(self.camera, (list, tuple))
 
-    @property
-    def gives_arrays(self) -> bool:
-        """Whether there is more than colours: depth or segmentation."""
-        return self.depth or self.segmentation
 
-    @property
-    def sized(self) -> bool:
-        """Whether a size was asked for."""
-        return not (isinstance(self.width, _Default) and isinstance(self.height, _Default))
+def gives_arrays(config: RenderConfig) -> bool:
+    """Return whether there is more than colours: depth or segmentation."""
+    return config.depth or config.segmentation
 
-    @property
-    def refused_by_envs(self) -> str:
-        """The arguments that envs that draw themselves can't follow, for errors; empty if there are none."""
-        wants = [f"{name}=True" for name in ("depth", "segmentation") if getattr(self, name)]
-        if self.camera not in (None, TRACKING):
-            wants.append(f"camera={self.camera!r}")
-        return ", ".join(wants)
 
-    def check_pixels(self) -> None:
-        """Raise a ValueError if these images can't be observations."""
-        for name in ("depth", "segmentation"):
-            if getattr(self, name):
-                raise ValueError(f"pixels: {name}=True is for render=; an observation has colours alone")
+def is_sized(config: RenderConfig) -> bool:
+    """Return whether a size was asked for."""
+    return not (isinstance(config.width, _Default) and isinstance(config.height, _Default))
+
+
+def refused_by_envs(config: RenderConfig) -> str:
+    """Return the arguments that envs that draw themselves can't follow, for errors; empty if there are none."""
+    wants = [f"{name}=True" for name in ("depth", "segmentation") if getattr(config, name)]
+    if config.camera not in (None, TRACKING):
+        wants.append(f"camera={config.camera!r}")
+    return ", ".join(wants)
+
+
+def check_pixels(config: RenderConfig) -> None:
+    """Raise a ValueError if these images can't be observations."""
+    for name in ("depth", "segmentation"):
+        if getattr(config, name):
+            raise ValueError(f"pixels: {name}=True is for render=; an observation has colours alone")
 
 
 def _is_camera(camera: Any) -> bool:

@@ -25,7 +25,7 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import DelayObservation, FrameStackObservation, GrayscaleObservation, ResizeObservation
 
-from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.config import RenderConfig, check_pixels, is_sized, refused_by_envs
 from aioenv.rendering.images import ImageArrays, side_by_side
 from aioenv.spaces.layout import batch_space
 from aioenv.state.assets import LATE
@@ -256,7 +256,7 @@ def _shape_of_own_images(env: Env[Any, Any], config: RenderConfig) -> tuple[int,
     Raises:
         PixelsRefused: if that is not an image, or not as it was asked for.
     """
-    if wants := config.refused_by_envs:
+    if wants := refused_by_envs(config):
         raise PixelsRefused(
             "pixels: this env is no MuJoCo env, or it or a wrapper has a render of its own, so it draws "
             f"itself, as it sees fit: not with {wants}"
@@ -273,7 +273,7 @@ def _shape_of_own_images(env: Env[Any, Any], config: RenderConfig) -> tuple[int,
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
         got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
         raise PixelsRefused(f"pixels: expected env.render() to return an array of uint8, got {got}")
-    if config.sized and image.shape[:2] != config.shape:
+    if is_sized(config) and image.shape[:2] != config.shape:
         height, width = image.shape[:2]
         raise PixelsRefused(
             f"pixels: this env draws itself, {width} x {height} pixels, and RenderConfig asked for "
@@ -289,7 +289,7 @@ def _set_size(env: Env[Any, Any], config: RenderConfig) -> None:
     A renderer that has drawn already keeps its size.
     """
     module = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
-    if module is None or not config.sized:
+    if module is None or not is_sized(config):
         return
     seen = {id(env.unwrapped)}
     envs: list[Any] = [env.unwrapped]
@@ -368,7 +368,7 @@ def _dict_like(space: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
 
 def with_pixels(factories: Sequence[Callable[[], Any]], config: RenderConfig) -> list[Callable[[], Any]]:
     """Wrap factories, so that the observations of their envs are images."""
-    config.check_pixels()
+    check_pixels(config)
     known = {id(factory): _PixelFactory(factory, config) for factory in factories}
     return [known[id(factory)] for factory in factories]
 
@@ -561,7 +561,7 @@ def with_pixel_states(make: Callable[..., AnyVectorEnv], config: RenderConfig) -
     Raises:
         ValueError: if such images can't be observations.
     """
-    config.check_pixels()
+    check_pixels(config)
     return partial(_make, make, config)
 
 

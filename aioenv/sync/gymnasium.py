@@ -413,7 +413,8 @@ class SyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[O
     The envs live in this process, and are stepped one after the other, as by `aioenv.AsyncVectorEnv` with
     `num_workers=0`. They are made, called, drawn and closed on a thread of their own; short steps and resets of envs
     without a `render_mode` run on the caller's thread. Calls and attributes give the very objects, as Gymnasium's do.
-    Objects in infos and observations that are no numbers or arrays are copies, by pickle.
+    Objects in infos and observations that are no numbers or arrays are copies, by pickle; a slot whose objects don't
+    pickle fails.
 
     A slot whose env has raised works again after a `reset`, and the others have made their step. After Ctrl-C the next
     result is that of the next call.

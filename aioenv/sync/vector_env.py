@@ -21,6 +21,7 @@ from aioenv.core.session import CLOSE_GRACE_S
 from aioenv.envs import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
+from aioenv.rendering.config import gives_arrays
 from aioenv.rendering.images import side_by_side
 from aioenv.rendering.step_images import ImageStream
 from aioenv.rollout.numbered_episodes import Episode
@@ -227,7 +228,7 @@ class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  
         if mode is not None:
             return images
         config = self._envs._render_config
-        if config is not None and config.gives_arrays:
+        if config is not None and gives_arrays(config):
             images = images[0]
         if config is not None and config.several and isinstance(images, np.ndarray):
             images = side_by_side(images)

@@ -20,6 +20,7 @@ import aioenv
 from aioenv.cli import main
 from aioenv.loops.record import TiledVideo, draw_labels, fps_of
 from aioenv.rendering.cameras import source_view
+from aioenv.rendering.config import refused_by_envs
 from aioenv.rendering.images import parse_grid, tile
 from aioenv.requirements import has_batch
 from aioenv.state.render_source import CameraView
@@ -322,7 +323,7 @@ def test_the_camera_that_moves_with_a_body_is_found(cameras, expected):
     view = dict(source_view(model, CameraView(-1, (("distance", 3.0),)), "tracking"))
     assert view["fixedcamid"] == expected
     config = aioenv.RenderConfig(camera="tracking")
-    assert not config.by_camera and not config.refused_by_envs  # the env's own view is as good
+    assert not config.by_camera and not refused_by_envs(config)  # the env's own view is as good
 
 
 def test_the_command_makes_720p_with_labels_and_a_camera_that_follows(tmp_path, capfd, monkeypatch):
