@@ -125,8 +125,8 @@ class Dispatcher:
             )
         # whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path
         self._fast = not (images or pixel_renderer or self.merger)
-        extras = self.episodes or self.history
-        self.plain_thread = self.here if self._fast and not extras and speedups.step_here is not None else None
+        plain = self._fast and self.history is None and speedups.step_here is not None
+        self.plain_thread = self.here if plain else None
         self._wakeups = self._make_wakeups()
         self._stale_wakeups = False  # whether a worker has ended since: the one in its place has another channel
         for member in worker_pool.members:

@@ -18,12 +18,9 @@ from aioenv.ipc.frames import new_tuple
 from aioenv.spaces.layout import COPIED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioenv.core.requests import BatchRequest
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.process.supervisor import Worker
-    from aioenv.spaces.infos import Columns
 
 __all__ = ["InlineSteps"]
 
@@ -37,7 +34,7 @@ class InlineSteps:
 
     Args:
         scheduler: of a vector env whose only worker is a thread of this process, and which needs nothing of a reply but
-            observations, rewards, flags and infos.
+            observations, rewards, flags and infos (and to count episodes).
         worker: the worker.
     """
 
@@ -50,8 +47,9 @@ class InlineSteps:
         shares = scheduler.worker_pool.shares(np.arange(scheduler.num_envs))
         self._make = partial(scheduler.dispatcher.make_request, shares, COPIED, reused=False)
         self._reader = self._make()
-        self._columns: Sequence[Columns] = ()  # the infos of the last step
+        self._reader.stepped = True
         self._read_payload = scheduler.dispatcher.read_payload
+        self._episodes = scheduler.dispatcher.episodes
         self._everyone = scheduler.everyone
         self._scheduler = scheduler
 
@@ -75,8 +73,8 @@ class InlineSteps:
             given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
 
         Returns:
-            The result. Or the request that it has become, whose reply is in, unless the worker has ended. Or None, if
-            nothing was done.
+            The result. Or, after an error or the end of the worker, the request that it has become. Or None, if nothing
+            was done.
 
         Raises:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.step`.
@@ -89,24 +87,34 @@ class InlineSteps:
         payload = channel.step(0, self._num_envs, each, None)
         if payload is None:
             return None
+        reader = self._reader
+        part = reader.parts[0]
+        part.columns = part.errors = part.exhausted = ()
         if isinstance(payload, tuple):
-            return self._everyone.finish_step(payload)
+            request = self._everyone.finish_step(payload)
+            finished = request.parts[0]
+            if request.open or finished.errors:
+                return request
+            part.columns = finished.columns
+            return self._scheduler.step_result(request)
         table.note_steps(_ALL)
         tree, reward, terminated, truncated, _ = channel.results
         obs = tree.copy() if self._single else _copy(tree)
         info: dict[str, Any] = {}
-        self._columns = ()
-        if payload:
-            part = self._reader.parts[0]
-            part.columns = part.errors = ()
-            self._read_payload(self._reader, part, memoryview(payload))
-            self._columns = part.columns
-            info = self._scheduler.merge_infos(part.columns, self._num_envs) if part.columns else info
+        if payload or self._episodes is not None:
+            batch = reader.batch
+            batch.reward[:], batch.terminated[:], batch.truncated[:] = reward, terminated, truncated
+            if payload:
+                self._read_payload(reader, part, memoryview(payload))
+            if self._episodes is not None:
+                self._episodes.note(reader, part)
+            if part.columns:
+                info = self._scheduler.merge_infos(part.columns, self._num_envs)
         result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
         if table.must_reset:
             table.note_ends(_ALL, terminated | truncated)
-        if payload and self._reader.parts[0].errors:
-            raise SlotError.join(self._reader.errors(), result)
+        if part.errors:
+            raise SlotError.join(reader.errors(), result)
         return result
 
     def leave_to_recv(self, result: StepResult) -> None:
@@ -120,7 +128,7 @@ class InlineSteps:
         for mine, theirs in zip(batch.obs, arrays, strict=True):
             mine[:] = theirs
         batch.reward[:], batch.terminated[:], batch.truncated[:] = result[1:4]
-        part.columns, part.objects, part.arrived = self._columns, objects, True
+        part.columns, part.objects, part.arrived = self._reader.parts[0].columns, objects, True
         request.open = 0
         request.done.set_result(None)
         self._scheduler.leave(request)

@@ -508,6 +508,62 @@ def test_classes_and_functions_keep_their_identity_in_infos_and_errors(num_worke
     run_on("uvloop", main())
 
 
+class Told(Counter):
+    """Tells its number of steps in each second info; its episodes have 7 steps. WAIT is a Ctrl-C."""
+
+    def step(self, action):
+        if action == self.WAIT:
+            signal.raise_signal(signal.SIGINT)
+            action = self.OK
+        obs, reward, _, _, _ = super().step(action)
+        steps = int(obs[1])
+        return obs, reward, steps == 7, False, {} if steps % 2 else {"steps": steps}
+
+
+@pytest.mark.parametrize("steps", [101, 102, 105])  # without infos, with infos, and at an episode's end
+def test_what_ctrl_c_leaves_to_recv_has_the_infos_of_its_step(steps):
+    def results(interrupted):
+        make = [partial(Told, 1000)] * 2
+        with aioenv.sync.VectorEnv(make, num_workers=0, autoreset_mode="SameStep") as envs:
+            envs.reset(seed=0)
+            for _ in range(steps - 1):
+                envs.step(np.zeros(2, int))
+            if not interrupted:
+                return tuple(envs.step(np.zeros(2, int)))
+            with pytest.raises(KeyboardInterrupt):
+                envs.step(np.array([0, Counter.WAIT]))
+            return tuple(envs.recv(2))[1:6]
+
+    assert_same(results(True), results(False))
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_episodes_are_counted_on_the_callers_thread(mode):
+    async def episodes(num_workers):
+        make, got = [partial(Told, 1000)] * 3, []
+        more = {"num_workers": num_workers, "autoreset_mode": mode, "episode_stats": True}
+        async with aioenv.AsyncVectorEnv(make, **more) as envs:
+            await envs.reset(seed=0)
+            for _ in range(100):
+                obs, reward, terminated, _, info = await envs.step(np.zeros(3, np.int64))
+                if "episode" in info:
+                    del info["episode"]["t"], info["episode"]["_t"]
+                got.append((obs, reward, terminated, info))
+                if mode == "Disabled" and terminated.any():
+                    await envs.reset(options={"reset_mask": terminated})
+            got.append((envs.episode_stats.total_episodes, envs.episode_stats.total_steps))
+            inline = getattr(envs._backend, "inline", None)
+        return got, inline
+
+    async def main():
+        (here, inline), (there, _) = await episodes(0), await episodes(2)
+        assert inline is not None and any("episode" in each[3] for each in here[:-1])
+        for mine, theirs in zip(here, there, strict=True):
+            assert_same(mine, theirs)
+
+    run_on("uvloop", main())
+
+
 def test_an_env_that_runs_an_event_loop_gets_advice():
     class Runs(Counter):
         def step(self, action):
