@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
 import aioenv.sync
+from aioenv import speedups
 from aioenv.process import env_thread, thread_process
 from aioenv.testing import VectorEnvContract
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
@@ -23,6 +24,8 @@ from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter
 from tests.kits.loop_kit import LOOPS, run_on
 from tests.kits.process_kit import run_alone
+
+compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +170,7 @@ def test_other_tasks_have_their_turns_while_steps_run_on_the_loop(how, loop):
     run_on(loop, main())
 
 
+@compiled
 def test_steps_cancelled_before_they_begin_have_no_effect():
     async def main():
         async with aioenv.AsyncVectorEnv([partial(Counter, 1000)] * 2, num_workers=0) as envs:
@@ -377,6 +381,7 @@ def handler_raises():
     signal.signal(signal.SIGUSR1, before)
 
 
+@compiled
 @pytest.mark.parametrize(
     ("how", "blocking"), [("step", False), ("step", True), ("reset", False), ("send", False), ("send", True)]
 )
@@ -419,6 +424,7 @@ def test_what_a_signal_handler_raises_reaches_the_caller_and_is_no_error_of_an_e
         run_on("asyncio", main())
 
 
+@compiled
 def test_a_handler_that_ends_the_program_is_no_sys_exit_of_an_env():
     def leave(*_):
         raise SystemExit(5)
@@ -520,6 +526,7 @@ class Told(Counter):
         return obs, reward, steps == 7, False, {} if steps % 2 else {"steps": steps}
 
 
+@compiled
 @pytest.mark.parametrize("steps", [101, 102, 105])  # without infos, with infos, and at an episode's end
 def test_what_ctrl_c_leaves_to_recv_has_the_infos_of_its_step(steps):
     def results(interrupted):
@@ -537,6 +544,7 @@ def test_what_ctrl_c_leaves_to_recv_has_the_infos_of_its_step(steps):
     assert_same(results(True), results(False))
 
 
+@compiled
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_episodes_are_counted_on_the_callers_thread(mode):
     async def episodes(num_workers):
