@@ -192,8 +192,8 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             state[:, slots] = self.np_random.uniform(low, high, (4, len(slots)))
             return
         alone = [slot for slot in slots.tolist() if slot in self._own]
-        others = np.setdiff1d(slots, alone)
-        if len(others):
+        if len(alone) < len(slots):
+            others = np.setdiff1d(slots, alone)
             state[:, others] = self.np_random.uniform(low, high, (4, len(others)))
         for slot in alone:
             state[:, slot] = self._own[slot].uniform(low, high, 4)

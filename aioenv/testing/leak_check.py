@@ -81,11 +81,14 @@ def _shared_memory() -> dict[str, str]:
 
 def _mapped_elsewhere() -> set[str]:
     """Return names in shared memory that other processes have mapped, and so own."""
-    names: set[str] = set()
+    inodes: set[str] = set()  # the process that makes a semaphore maps it under another name
     for maps in Path("/proc").glob("[0-9]*/maps"):
         if maps.parent.name != str(os.getpid()):
             with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-                names.update(re.findall(r"/dev/shm/(\S+)", maps.read_text(encoding="utf-8", errors="replace")))
+                inodes.update(re.findall(r"(\d+) +/dev/shm/", maps.read_text(encoding="utf-8", errors="replace")))
+    names: set[str] = set()
+    with contextlib.suppress(OSError), os.scandir("/dev/shm") as entries:
+        names.update(entry.name for entry in entries if str(entry.inode()) in inodes)
     return names
 
 

@@ -233,7 +233,7 @@ def test_bash_completes_commands_options_and_values(capfd):
     script = capfd.readouterr().out
     assert completed(script, "aioenv", "be") == ["bench"]
     assert completed(script, "aioenv", "record", "X", "--no") == ["--no-labels"]
-    assert completed(script, "aioenv", "record", "--backend", "") == ["workers", "native"]
+    assert completed(script, "aioenv", "record", "--backend", "") == ["workers", "native", "auto"]
     assert completed(script, "aioenv", "record", "--out", "") == []  # bash's own completion of files
     assert completed(script, "aioenv", "completion", "z") == ["zsh"]
     assert main(["completion", "zsh"]) == 0
@@ -244,5 +244,5 @@ def test_fish_completes_commands_options_and_values(capfd):
     assert main(["completion", "fish"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert all(line.startswith("complete -c aioenv ") for line in lines)
-    assert any("-l backend -x -a 'workers native'" in line for line in lines)
+    assert any("-l backend -x -a 'workers native auto'" in line for line in lines)
     assert any("-n __fish_use_subcommand -a doctor" in line for line in lines)

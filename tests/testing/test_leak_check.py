@@ -171,3 +171,21 @@ def test_what_the_first_loop_of_a_process_opens_for_good_is_no_leak():
             envs.reset()
     """
     run_alone(code)
+
+
+def test_a_semaphore_that_another_process_holds_is_not_this_ones():
+    script = """
+import multiprocessing, sys
+sys.stdin.readline()
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+print(semaphore._semlock.name, flush=True)
+sys.stdin.readline()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as other:
+        with leak_check(timeout_s=0.1):
+            other.stdin.write("make it\n")
+            other.stdin.flush()
+            name = other.stdout.readline().strip().lstrip("/")
+            assert f"sem.{name}" in os.listdir("/dev/shm")
+        other.communicate("end\n")
