@@ -176,14 +176,12 @@ class RequestScheduler:
         if self.table.paused is not None and not given:
             return await self._active().step(actions, timeout_s)
         if self.inline is not None and timeout_s is None:
-            if perf_counter() - self._last_turn > YIELD_AFTER_S:  # before the step: a result in hand could be lost
-                await yield_to_loop()
-                self._last_turn = perf_counter()
-                self.check_open()
             if (stepped := self.step_inline(actions, given=given)) is not None:
-                if isinstance(stepped, StepResult):
-                    return stepped
-                return await self.outcome(stepped, self._step_result, timeout_s)
+                if not isinstance(stepped, StepResult):
+                    return await self.outcome(stepped, self._step_result, timeout_s)
+                if perf_counter() - self._last_turn > YIELD_AFTER_S:
+                    await self._yield_with_result(self.inline, stepped)
+                return stepped
         request = await self.send_step(actions, given=given, timeout_s=timeout_s)
         return await self.outcome(request, self._step_result, timeout_s)
 
@@ -192,6 +190,19 @@ class RequestScheduler:
         if self.inline is None or self._abandoned or self.closing or self.table.paused is not None:
             return None
         return self.inline.step(actions, given=given)
+
+    async def _yield_with_result(self, inline: InlineSteps, result: StepResult) -> None:
+        """Let the loop run other tasks while a result is in hand; a cancellation leaves it to `recv`."""
+        self.table.move(slice(None), SlotState.IN_FLIGHT)
+        try:
+            await yield_to_loop()
+        except BaseException:
+            inline.leave_to_recv(result)
+            raise
+        finally:
+            self._last_turn = perf_counter()
+        self.check_open()
+        self.free_slots(slice(None))
 
     @property
     def can_use_envs(self) -> bool:

@@ -182,8 +182,7 @@ class VectorEnvContract:
             await envs.reset(seed=5)
             reference.reset(seed=5)
             task = asyncio.ensure_future(envs.step(first))
-            for _ in range(2):  # the first turn of the loop may be other tasks'; then the step is sent
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the step is sent now
             cancelled = task.cancel()
             try:
                 result = await task

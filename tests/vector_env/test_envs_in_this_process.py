@@ -171,7 +171,7 @@ def test_other_tasks_have_their_turns_while_steps_run_on_the_loop(how, loop):
 
 
 @compiled
-def test_steps_cancelled_before_they_begin_have_no_effect():
+def test_a_cancelled_step_is_made_and_its_result_waits_for_recv():
     async def main():
         async with aioenv.AsyncVectorEnv([partial(Counter, 1000)] * 2, num_workers=0) as envs:
             await envs.reset(seed=0)
@@ -183,13 +183,13 @@ def test_steps_cancelled_before_they_begin_have_no_effect():
                 step = asyncio.ensure_future(envs.step(actions))
                 await asyncio.sleep(0)
                 cancelled = step.cancel()
+                made += 1
                 try:
                     result = await step
                 except asyncio.CancelledError:
                     assert cancelled
-                else:
-                    made += 1
-                    assert result.obs[:, 1].tolist() == [made] * 2
+                    result = await envs.recv(2)
+                assert result.obs[:, 1].tolist() == [made] * 2
             assert (await envs.step(actions)).obs[:, 1].tolist() == [made + 1] * 2
 
     run_on("asyncio", main())
