@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from aioenv.core.waits import Stats
-from aioenv.core.worker_pool import make_program, needed_by
-from aioenv.definitions.restore import FactoryReference
-from aioenv.ipc.messages import dump_code
+from aioenv.core.worker_pool import one_env_worker
 from aioenv.platform import usable_cpus
-from aioenv.process.supervisor import Worker
-from aioenv.worker.description import StepTimeService
+from aioenv.worker.description import measure_step
 
 __all__ = ["BackendChoice", "cheap_run"]
 
@@ -109,27 +105,10 @@ def cheap_run(stats: Stats) -> str:
 
 
 async def _measure(factory: Callable[[], Any], start_timeout_s: float) -> _Costs:
-    code = make_program([factory], 1)
-    worker = Worker(
-        dump_code(partial(StepTimeService, FactoryReference())),
-        index=0,
-        slots=(0,),
-        needed=needed_by([factory]),
-        registry=code.registry,
-        code=code.program.code(0),
-        definitions=code.program.table,
-        start_timeout_s=start_timeout_s,
-    )
-    try:
-        await worker.start()
+    async with one_env_worker(factory, measure_step, start_timeout_s=start_timeout_s) as worker:
         times = []
         for _ in range(_CALLS):
             start_s = perf_counter()
             await worker.call("ping")
             times.append(perf_counter() - start_s)
-        step_s: float = worker.description
-        await worker.close()
-    except BaseException:
-        await worker.close_now()
-        raise
-    return _Costs(step_s, _ROUND_TRIPS * min(times))
+    return _Costs(worker.description, _ROUND_TRIPS * min(times))

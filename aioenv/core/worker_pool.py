@@ -6,7 +6,8 @@ The code is a snapshot of the factories and the modules that these need. All wor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -44,14 +45,23 @@ from aioenv.state.render_source import MujocoSource
 from aioenv.stats.counters import ResetPlan
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
-from aioenv.worker.description import EnvDescription, EnvMetadata, MetadataService
+from aioenv.worker.description import EnvDescription, EnvMetadata, OneEnvService, describe_metadata
 from aioenv.worker.env_service import EnvService
 from aioenv.worker.loop import serve_on_thread
 from aioenv.worker.specs import capture_registry, restore_values
 from aioenv.worker.vector_service import VectorService
 from aioenv.worker.worker_end import MAX_POLL_S
 
-__all__ = ["WorkerCode", "WorkerPool", "WorkerPoolConfig", "WorkerSlots", "describe_env", "make_program", "needed_by"]
+__all__ = [
+    "WorkerCode",
+    "WorkerPool",
+    "WorkerPoolConfig",
+    "WorkerSlots",
+    "describe_env",
+    "make_program",
+    "needed_by",
+    "one_env_worker",
+]
 
 
 class WorkerCode(NamedTuple):
@@ -160,28 +170,50 @@ async def describe_env(
     Args, Raises: as `EnvCreator.metadata`.
     """
     check_factories([factory])
-    code = make_program([factory], 1)
-    worker = Worker(
-        dump_code(partial(MetadataService, FactoryReference())),
-        index=0,
-        slots=(0,),
+    async with one_env_worker(
+        factory,
+        describe_metadata,
         start=check_start(start),
         env=check_worker_env(worker_env, 1)[0],
         preload=(preload,) if isinstance(preload, str) else tuple(preload),
+        start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
+    ) as worker:
+        metadata: EnvMetadata = worker.description
+    return metadata._replace(spec=restore_values(metadata.spec, factory))
+
+
+@asynccontextmanager
+async def one_env_worker(
+    factory: Callable[[], Env[Any, Any]], examine: Callable[[Env[Any, Any]], Any], **how: Any
+) -> AsyncIterator[Worker]:
+    """Start a worker that makes an env, examines it and closes it, and end the worker after the block.
+
+    Args:
+        factory: makes the env.
+        examine: a function of a module, which the worker calls with the env; the worker's `description` is its result.
+        **how: arguments of `Worker`.
+
+    Raises:
+        WorkerStartError: if the env can't be made or examined.
+    """
+    code = make_program([factory], 1)
+    worker = Worker(
+        dump_code(partial(OneEnvService, FactoryReference(), examine)),
+        index=0,
+        slots=(0,),
         needed=needed_by([factory]),
         registry=code.registry,
         code=code.program.code(0),
         definitions=code.program.table,
-        start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
+        **how,
     )
     try:
         await worker.start()
-        metadata: EnvMetadata = worker.description
+        yield worker
         await worker.close()
     except BaseException:
         await worker.close_now()
         raise
-    return metadata._replace(spec=restore_values(metadata.spec, factory))
 
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]

@@ -25,13 +25,14 @@ __all__ = [
     "EnvDescription",
     "EnvMetadata",
     "FirstCheckpoints",
-    "MetadataService",
     "ModelSignature",
-    "StepTimeService",
+    "OneEnvService",
     "check_env",
     "describe_envs",
+    "describe_metadata",
     "dumped",
     "dumped_space",
+    "measure_step",
     "picklable_items",
     "wrapper_layers",
 ]
@@ -229,27 +230,33 @@ class EnvMetadata(NamedTuple):
     model: ModelSignature | None
 
 
-class MetadataService(SlotService):
-    """A service that makes an env, describes it and closes it at once; it answers no other request.
+class OneEnvService(SlotService):
+    """A service that makes an env, examines it and closes it at once; it answers no other request than `ping`.
 
     Args:
         factories: one function that makes the env.
+        examine: is called with the env, and returns the description.
     """
 
-    def __init__(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> None:
+    def __init__(
+        self, factories: Sequence[Callable[[], Env[Any, Any]]], examine: Callable[[Env[Any, Any]], Any]
+    ) -> None:
         try:
             with worker_context.running_row(0):
                 env = factories[0]()
                 try:
-                    self._metadata = _describe(env)
+                    self._description = examine(env)
                 finally:
                     env.close()
         except Exception as exc:
             raise StartFailed(describe_failure(exc, 0)) from exc
 
-    def describe(self) -> EnvMetadata:
-        """Return the metadata of the env."""
-        return self._metadata
+    def describe(self) -> Any:
+        """Return what was found out about the env."""
+        return self._description
+
+    def ping(self) -> None:
+        """Do nothing: the caller measures how long that takes."""
 
     def after_reply(self) -> None:
         """Do nothing."""
@@ -262,40 +269,8 @@ class MetadataService(SlotService):
 _MEASURE_S = 20e-3
 
 
-class StepTimeService(SlotService):
-    """A service that makes an env, measures its steps and closes it at once; it answers no other request than `ping`.
-
-    Args:
-        factories: one function that makes the env.
-    """
-
-    def __init__(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> None:
-        try:
-            with worker_context.running_row(0):
-                env = factories[0]()
-                try:
-                    self._step_s = _measure_step(env)
-                finally:
-                    env.close()
-        except Exception as exc:
-            raise StartFailed(describe_failure(exc, 0)) from exc
-
-    def describe(self) -> float:
-        """Return how long a step takes, in seconds."""
-        return self._step_s
-
-    def ping(self) -> None:
-        """Do nothing: the caller measures how long that takes."""
-
-    def after_reply(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing: the env is closed already."""
-
-
-def _measure_step(env: Env[Any, Any]) -> float:
-    """Step an env with random actions for a moment; return the mean time of a step, with its share of resets."""
+def measure_step(env: Env[Any, Any]) -> float:
+    """Step an env with random actions for 20 ms; return the mean seconds of a step, with its share of resets."""
     env.action_space.seed(0)
     env.reset(seed=0)
     env.step(env.action_space.sample())  # the first step also checks and compiles
@@ -319,7 +294,8 @@ def _usual(times: list[float]) -> float:
     return sum(kept) / len(kept)
 
 
-def _describe(env: Env[Any, Any]) -> EnvMetadata:
+def describe_metadata(env: Env[Any, Any]) -> EnvMetadata:
+    """Return the metadata of an env."""
     spec = spec_without_values(env)
     reward_threshold = getattr(spec, "reward_threshold", None)
     reward_range = env.get_wrapper_attr("reward_range") if env.has_wrapper_attr("reward_range") else None
