@@ -101,8 +101,8 @@ class Dispatcher:
         only = worker_pool.members[0].worker if len(worker_pool.members) == 1 else None
         self.here = only if only is not None and only.thread_channel is not None else None
         self.in_thread = all(member.worker.thread_channel is not None for member in worker_pool.members)
-        # the thread of a worker needs the interpreter's lock, not a poll
-        self.spares_cpu = self.here is None and len(worker_pool.members) < usable_cpus()
+        # threads of workers need the interpreter's lock, which a poll would hold
+        self.spares_cpu = not self.in_thread and len(worker_pool.members) < usable_cpus()
         shared_batches = worker_pool.shared_batches
         self.shared_actions = tuple(shared_batches[COPIED].actions) if shared_batches else ()
         self.history: SlotHistory | None = None
