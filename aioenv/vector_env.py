@@ -396,7 +396,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "running" if self._backend is not None else "not started"
-        workers = f" num_workers={self._config.num_workers}" if self._config.num_workers else ""
+        number = 0 if self._config.inline else self._config.num_workers
+        workers = f" num_workers={number}" if self._config.num_workers else ""
         return f"<{type(self).__name__} num_envs={self.num_envs}{workers} {state}>"
 
     if not TYPE_CHECKING:  # for callers that forget the "async"; type checkers find it by themselves

@@ -259,7 +259,7 @@ class ThreadChannel:
         await self._ended
 
     def poll(self, poll_s: float = 0.0) -> None:
-        """Deliver replies that are there (see `Channel`)."""
+        """Deliver replies that are there (see `Channel`). For `poll_s` of a `ReplyWriter` there is no use here."""
         self._thread.poll()
 
     @property
