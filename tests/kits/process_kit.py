@@ -11,6 +11,20 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+import aioenv
+
+# Arguments of vector envs that are about worker processes.
+OF_PROCESSES = {
+    "start": "spawn",
+    "channel": "streams",
+    "transport": "shared",
+    "restart": aioenv.RestartPolicy(),
+    "log_prefix": "env",
+    "worker_env": {"A": "1"},
+    "cpu_affinity": [0],
+    "ignore_signals": True,
+}
+
 
 def environment() -> dict[str, str]:
     """For a script of its own: it finds the package as this process does."""

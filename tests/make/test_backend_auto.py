@@ -15,6 +15,7 @@ from aioenv.core import choice
 from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter
 from tests.kits.loop_kit import run_on
+from tests.kits.process_kit import OF_PROCESSES
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,7 @@ def test_a_native_version_has_the_results_of_single_envs(env_id, mode, caplog):
 
 
 SINGLE = {
-    "wrappers": [gym.wrappers.ClipReward],
+    "wrappers": [lambda env: gym.wrappers.ClipReward(env, 0.0, 1.0)],
     "observation_mode": "different",
     "seed_plan": [1, 2, 3],
     "autoreset_options": {},
@@ -112,23 +113,11 @@ SINGLE = {
 @pytest.mark.parametrize("name", SINGLE)
 def test_what_only_single_envs_have_is_not_native(name, monkeypatch):
     costs(monkeypatch, 1e-6)
-    if name == "wrappers":
-        SINGLE[name] = [lambda env: gym.wrappers.ClipReward(env, 0.0, 1.0)]
     envs = aioenv.make_vec("CartPole-v1", 3, backend="auto", **{name: SINGLE[name]})
     assert not isinstance(envs, aioenv.NativeVectorEnv)
 
 
-PROCESSES = {
-    "num_workers": 2,
-    "start": "spawn",
-    "channel": "streams",
-    "transport": "shared",
-    "restart": aioenv.RestartPolicy(),
-    "log_prefix": "env",
-    "worker_env": {"A": "1"},
-    "cpu_affinity": [0],
-    "ignore_signals": True,
-}
+PROCESSES = {"num_workers": 2, **OF_PROCESSES}
 
 
 @pytest.mark.parametrize("name", PROCESSES)

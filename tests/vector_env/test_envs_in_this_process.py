@@ -23,7 +23,7 @@ from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter
 from tests.kits.loop_kit import LOOPS, run_on
-from tests.kits.process_kit import run_alone
+from tests.kits.process_kit import OF_PROCESSES, run_alone
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
@@ -195,17 +195,7 @@ def test_a_cancelled_step_is_made_and_its_result_waits_for_recv():
     run_on("asyncio", main())
 
 
-REFUSED = {
-    "start": "spawn",
-    "channel": "streams",
-    "transport": "shared",
-    "on_timeout": "kill",
-    "restart": aioenv.RestartPolicy(),
-    "log_prefix": "env",
-    "worker_env": {"A": "1"},
-    "cpu_affinity": [0],
-    "ignore_signals": True,
-}
+REFUSED = {"on_timeout": "kill", **OF_PROCESSES}
 
 
 @pytest.mark.parametrize("name", REFUSED)
