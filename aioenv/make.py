@@ -87,6 +87,7 @@ def make_vec(
     seed_plan: Sequence[int] | None = None,
     autoreset_options: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any] | None] | None = None,
     check_numerics: bool = False,
+    spare_envs: bool = False,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -153,6 +154,7 @@ def make_vec(
             or (channel, on_timeout) != ("auto", "raise")
             or transport == "shared"
             or ignore_signals
+            or spare_envs
         )
         needs_single = (
             bool(wrappers)
@@ -182,6 +184,7 @@ def make_vec(
             debug=debug,
             seed_plan=seed_plan is not None,
             autoreset_options=autoreset_options is not None,
+            spare_envs=spare_envs,
         )
         if with_mode:
             env_kwargs["autoreset_mode"] = parse_mode(autoreset_mode)
@@ -241,6 +244,7 @@ def make_vec(
         seed_plan=seed_plan,
         autoreset_options=autoreset_options,
         check_numerics=check_numerics,
+        spare_envs=spare_envs,
     )
     if choosing and isinstance(env, (str, EnvSpec)):
         name = env if isinstance(env, str) else env.id

@@ -35,6 +35,7 @@ from aioenv.core.arguments import (
     check_transport,
     check_worker_env,
     listed_factories,
+    refuse_with_spares,
     refuse_without_workers,
 )
 from aioenv.core.backend import Backend, EnvInfo, Session
@@ -44,6 +45,7 @@ from aioenv.core.episode_tracker import check_episode_stats
 from aioenv.core.images import EnvImages
 from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult, WorkerInfo
+from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
 from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
@@ -160,6 +162,16 @@ class AsyncVectorEnv(Traced, AsyncResource):
             bounds of its space. Its `__cause__` is a `NumericsError` with the step since the slot's reset (or since
             the restart of its worker) and the place of the value. The slot must be reset then. The check takes about
             1 µs a step and env, if observations are small.
+        spare_envs: give each slot a second env, which is reset while the first one runs an episode, so that the next
+            episode begins at once. It is for resets that take as long as many steps. The episodes of a slot alternate
+            between its two envs; in a factory `aioenv.is_spare_env()` tells which one is made. Each env has a worker of
+            its own: `num_workers` is `2 * num_envs`, and nothing smaller. A reset that you ask for goes to one env, and
+            discards the episode that the other one had begun. Its seed is that of the first env; the second one gets
+            `numpy.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0] >> 2`. With a `seed_plan` both take
+            their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs. A
+            function of `autoreset_options` is called an episode earlier. `get_state` and `set_state` raise a
+            ValueError. It is not for `AutoresetMode.DISABLED`, `restart=`, `debug=`, `transport="shared"` and shared
+            statistics.
 
     Attributes:
         num_envs: the number of slots.
@@ -211,6 +223,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         seed_plan: Sequence[int] | None = None,
         autoreset_options: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any] | None] | None = None,
         check_numerics: bool = False,
+        spare_envs: bool = False,
     ) -> None:
         env_fns = bind_to_slots(listed_factories(env_fns))
         check_factories(env_fns)
@@ -244,11 +257,27 @@ class AsyncVectorEnv(Traced, AsyncResource):
             )
             transport = "frames"  # which no frame is made for
         in_thread = here or debug
+        if spare_envs:
+            refuse_with_spares(
+                self.num_envs,
+                num_workers,
+                autoreset_mode=self._must_reset,
+                debug=debug,
+                restart=restart is not None,
+                transport=transport == "shared",
+            )
+            num_workers, transport = self.num_envs, "frames"  # each env has memory of its own for its resets
         workers = check_num_workers(1 if here or (debug and num_workers is None) else num_workers, self.num_envs)
         options = check_autoreset_options(autoreset_options, restart)
         self._clock = Clock()
         with record_pickled() as stats:
             code = make_program(env_fns, workers, live=in_thread, autoreset_options=options)
+        if spare_envs:
+            if stats:
+                raise ValueError(
+                    "spare_envs: not with SharedRunningStats, so far: a reset ahead of time would count too early"
+                )
+            workers *= 2
         self._config = WorkerPoolConfig(
             code=code,
             num_workers=workers,
@@ -273,6 +302,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             inline=here and not debug,
             stats=stats,
             check_numerics=bool(check_numerics),
+            spares=bool(spare_envs),
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),
             # last: they are bound to this vector env, which must not fail on another argument after that
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode),
@@ -280,7 +310,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._episode_stats = self._config.episodes
         # whether something was asked for that only processes give, or that costs as much as they do
         asked = (start, restart, log_prefix, worker_env, cpu_affinity, timeout_s, render, pixels)
-        self._needs_workers = in_thread or ignore_signals or any(one is not None for one in asked)
+        self._needs_workers = in_thread or ignore_signals or spare_envs or any(one is not None for one in asked)
 
     # ------------------------------------------------------------ start and close
 
@@ -871,9 +901,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
             reset: whether to count from zero again after this.
         """
         steps = 0 if self._backend is None else self._backend.table.steps
-        stats = self._clock.stats(self.num_envs, steps)
+        waits = 0, 0.0
+        if isinstance(self._backend, RequestScheduler) and (spares := self._backend.dispatcher.spares) is not None:
+            waits = spares.waits, spares.wait_s
+        stats = self._clock.stats(self.num_envs, steps, waits)
         if reset:
-            self._clock.restart_count(steps)
+            self._clock.restart_count(steps, waits)
         return stats
 
     # ------------------------------------------------------------ images
@@ -1048,7 +1081,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
+        self._refuse_states("get_state")
         return await self._calls.get_state(slots)
+
+    def _refuse_states(self, name: str) -> None:
+        if self._config.spares:
+            raise ValueError(f"{name}: not with spare_envs=True, so far: a slot has two envs, and two states")
 
     async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
         """Set the states of envs to those of `get_state` or `aioenv.load`, from any slot, worker or process.
@@ -1070,6 +1108,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
+        self._refuse_states("set_state")
         await self._calls.set_state(states, slots)
 
     # ------------------------------------------------------------ envs of several actors

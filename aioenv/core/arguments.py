@@ -108,6 +108,25 @@ def refuse_without_workers(**given: bool) -> None:
         )
 
 
+def refuse_with_spares(num_envs: int, num_workers: int | None, **given: bool) -> None:
+    """Raise a ValueError if arguments were given that don't go together with `spare_envs=True`."""
+    if num_workers is not None and num_workers != 0:
+        check_num_workers(num_workers, num_envs)
+    if num_workers is not None and num_workers < 2 * num_envs:
+        raise ValueError(
+            f"num_workers: expected {2 * num_envs} or None with spare_envs=True, got {num_workers}: each slot has two "
+            "envs, and each env a worker of its own, or a reset would delay the steps of other slots"
+        )
+    reasons = {
+        "autoreset_mode": "AutoresetMode.DISABLED, under which you say when an episode begins",
+        "debug": "debug=True, whose envs share this process",
+        "restart": "restart=, so far: a slot whose env is lost goes on in its other env after a reset",
+        "transport": 'transport="shared", whose memory has room for one env a slot',
+    }
+    if wrong := [reasons[name] for name, is_given in given.items() if is_given]:
+        raise ValueError(f"spare_envs: not with {'; nor with '.join(wrong)}")
+
+
 def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] | None]:
     """Return the environment variables of each worker; a single mapping is for all."""
     if worker_env is None or isinstance(worker_env, Mapping):

@@ -21,6 +21,7 @@ from aioenv.core.recovery import SlotHistory, WorkerRecovery
 from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest, read_partial_payload, read_payload
 from aioenv.core.service_calls import StatsMerger
 from aioenv.core.slots import SlotState, SlotTable
+from aioenv.core.spares import SpareEnvs
 from aioenv.core.wakeups import WakeupCoalescer
 from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import RenderError, SlotError, WireError, WorkerDied
@@ -70,6 +71,7 @@ class Dispatcher:
         history: the data from which they go on.
         trace: the timeline that is being recorded; None if none is.
         episodes: counts episodes; None if they are not counted.
+        spares: begins episodes in the second envs of slots; None if there are none.
         merger: merges the statistics that the envs share; None if they share none.
         spares_cpu: whether there are CPUs that no worker needs. A worker that has replied polls for its next request.
         here: the only worker, if it is a thread of this process.
@@ -123,14 +125,25 @@ class Dispatcher:
                 restore=WorkerRecovery(worker_pool, self.history, self.merger, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
+        self.spares: SpareEnvs | None = None
+        if worker_pool.spares:
+            self.spares = SpareEnvs(
+                worker_pool,
+                next_step=mode is AutoresetMode.NEXT_STEP,
+                make_request=self.make_request,
+                read_reply=self._read_outcome,
+                exhaust=self._pause_exhausted,
+                complete=self._finish_reply,
+            )
+            table.can_go_on = self.spares.can_go_on
         # whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path
         self._fast = not (images or pixel_renderer or self.merger)
         plain = self._fast and self.history is None and speedups.step_here is not None
         self.plain_thread = self.here if plain else None
         self._wakeups = self._make_wakeups()
         self._stale_wakeups = False  # whether a worker has ended since: the one in its place has another channel
-        for member in worker_pool.members:
-            member.worker.on_death = self._on_death
+        for worker in worker_pool.workers:
+            worker.on_death = self._on_death
 
     def _make_wakeups(self) -> WakeupCoalescer | None:
         members, layout = self._worker_pool.members, self._worker_pool.observations
@@ -140,7 +153,7 @@ class Dispatcher:
         framed = [leaf for number, leaf in enumerate(layout.leaves) if number not in shared]
         size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in framed)
         most = max(member.stop - member.start for member in members) * size
-        if speedups.take_replies is None or not self._fast or len(channels) < len(members):
+        if speedups.take_replies is None or not self._fast or len(channels) < len(members) or self.spares is not None:
             return None
         # with more workers than CPUs the last one to reply varies; with fewer the parent polls
         return WakeupCoalescer(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_BYTES else None
@@ -187,7 +200,8 @@ class Dispatcher:
             part.on_reply = partial(self._on_reply, request, part)
             if self._fast:
                 always = batch.copies or self.episodes is not None or self.history is not None
-                read = partial(self._process_reply if always else self.read_payload, request, part)
+                process: Any = self._process_reply if always or self.spares is not None else self.read_payload
+                read = partial(process, request, part)
                 part.fast_reply = PendingReply(part.into[0], part.on_reply, FastReply(part, request, read, always))
         return request
 
@@ -254,6 +268,9 @@ class Dispatcher:
             payloads: by worker request, the rows of its worker that are stepped; empty for all.
         """
         parts, sent = request.parts, 0
+        if self.spares is not None and self.spares.ended and (ended := self._begin_episodes(request)):
+            going_on = [number for number, part in enumerate(parts) if part not in ended]
+            parts, cuts, payloads = ([each[i] for i in going_on] for each in (parts, cuts, payloads))  # type: ignore[assignment]
         if speedups.send_steps is not None and self.trace is None and not (self.restarter and self.restarter.busy):
             if self.restarter is not None:  # a worker that dies of it may get it again
                 for part, mine, payload in zip(parts, cuts, payloads, strict=True):
@@ -268,6 +285,14 @@ class Dispatcher:
         self.enable_readers()
         for part, mine, payload in zip(parts[sent:], cuts[sent:], payloads[sent:], strict=True):
             self.submit(request, part, _step_of(part, views, mine, payload))
+
+    def _begin_episodes(self, request: BatchRequest) -> list[WorkerRequest]:
+        """Begin the next episodes of slots whose spare envs take over; return their worker requests."""
+        assert self.spares is not None
+        ended = [part for part in request.parts if int(part.slots[0]) in self.spares.ended]
+        for part in ended:
+            self.spares.begin_episode(request, part)
+        return ended
 
     def finish_step(self, request: BatchRequest, started: tuple[Any, ...]) -> None:
         """Finish a step that C has started on the caller's thread (see `ThreadChannel.step`)."""
@@ -290,6 +315,9 @@ class Dispatcher:
             self._trace_request(request, part, again=part.sent is sent)
         part.sent = sent
         if self.restarter is not None and self._hold(request, part, None):
+            return
+        if self.spares is not None and sent.kind is Kind.STEP and int(part.slots[0]) in self.spares.ended:
+            self.spares.begin_episode(request, part)
             return
         on_reply = part.on_reply or partial(self._on_reply, request, part)
         if not request.stepped:
@@ -335,27 +363,48 @@ class Dispatcher:
                 self._images.forget_frame(worker, part.request_id)
             part.request_id = None
             return
-        part.arrived = True
+        self._read_outcome(request, part, outcome)
+        if part.exhausted:
+            self._pause_exhausted(request, part)
+        if self.spares is not None and self.spares.end_episode(request, part):
+            return
+        self._finish_reply(request, part, outcome)
+
+    def _read_outcome(self, request: BatchRequest, part: WorkerRequest, outcome: Frame | SlotError) -> None:
+        """Read a reply, or the error in its place, into its worker request."""
         if isinstance(outcome, SlotError):
             request.fail(part, self._worker_pool.observations, outcome)
         elif outcome.kind is Kind.FAILURE:
-            request.fail(part, self._worker_pool.observations, worker.env_error(load(outcome.payload)))
+            error = part.member.worker.env_error(load(outcome.payload))
+            request.fail(part, self._worker_pool.observations, error)
         else:
-            self._store_reply(request, part, outcome.payload)
+            if request.batch.shared_batch == COPIED:
+                request.batch.copy_out(part.start, part.slots)
+            if len(outcome.payload):
+                self._read(request, part, outcome.payload)
+
+    def _finish_reply(
+        self, request: BatchRequest, part: WorkerRequest, outcome: Frame | SlotError | None = None
+    ) -> None:
+        """Pass on the results of a worker request to all who need them; None: in place of the reply of a spare env."""
+        worker = part.member.worker
+        failed = isinstance(outcome, SlotError) or (outcome is not None and outcome.kind is Kind.FAILURE)
+        part.arrived = True
         if part.render_updates:
             self._pass_on_updates(part)
         if request.images is not None and self._images is not None:
-            if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
+            if failed or (outcome is None and part.errors):
                 self._images.fail(worker, part.request_id, request.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(request.images, part.slots, request.batch.state[part.start : part.stop])
         if self.episodes is not None:
             self.episodes.note(request, part)
-        if self.merger is not None and isinstance(outcome, Frame) and part.sent is not None:
+        replied = not isinstance(outcome, SlotError)
+        if self.merger is not None and replied and part.sent is not None:
             self.merger.note(part.sent.slots)
-        if self.history is not None and isinstance(outcome, Frame):
+        if self.history is not None and replied:
             self.history.note(request, part)
-        if self._pixel_renderer is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:
+        if self._pixel_renderer is not None and not failed:
             part.arrived = False  # until it is drawn
             if self.trace is not None:
                 self.trace.set_step(part.slots.tolist())
@@ -395,13 +444,16 @@ class Dispatcher:
         if self.spares_cpu:
             self._poller.wait(request.poll)
 
-    def _process_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
-        """Process a fast-path reply, except for counting it."""
+    def _process_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> bool:
+        """Process a fast-path reply, except for counting it; return whether it is held back (see `SpareEnvs`)."""
         self._store_reply(request, part, payload)
+        if self.spares is not None and self.spares.end_episode(request, part):
+            return True
         if self.episodes is not None:
             self.episodes.note(request, part)
         if self.history is not None:
             self.history.note(request, part)
+        return False
 
     def _store_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
         if request.batch.shared_batch == COPIED:
@@ -410,26 +462,35 @@ class Dispatcher:
             self.read_payload(request, part, payload)
 
     def read_payload(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
-        """Read the payload of a reply into its worker request; what can't be read becomes an error of its slots."""
+        """Read the payload of a reply into its worker request, and pause the slots whose envs have no further episode.
+
+        What can't be read becomes an error of its slots.
+        """
+        self._read(request, part, payload)
+        if part.exhausted:
+            self._pause_exhausted(request, part)
+
+    def _read(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
         worker = part.member.worker
         try:
             try:
-                exhausted = read_payload(part, payload)
+                part.exhausted = read_payload(part, payload)
             except Exception:
-                exhausted = read_partial_payload(part, payload)
+                part.exhausted = read_partial_payload(part, payload)
         except Exception as exc:
             error = worker.parent_env_error(
                 f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
             )
             request.fail(part, self._worker_pool.observations, error)
-            return
-        if exhausted:
-            part.exhausted = exhausted
-            self._table.exhaust(list(exhausted))
-            batch, rows = request.batch, part.start + np.searchsorted(part.slots, exhausted)
-            rows = rows[~(batch.terminated[rows] | batch.truncated[rows])]  # else the last episode ended just now
-            if len(rows):
-                part.columns = [*part.columns, Columns(rows, NO_RESULT, [np.ones(len(rows), np.bool_)])]
+
+    def _pause_exhausted(self, request: BatchRequest, part: WorkerRequest) -> None:
+        """Pause the slots of a worker request whose envs have no further episode."""
+        exhausted = part.exhausted
+        self._table.exhaust(list(exhausted))
+        batch, rows = request.batch, part.start + np.searchsorted(part.slots, exhausted)
+        rows = rows[~(batch.terminated[rows] | batch.truncated[rows])]  # else the last episode ended just now
+        if len(rows):
+            part.columns = [*part.columns, Columns(rows, NO_RESULT, [np.ones(len(rows), np.bool_)])]
 
     def _on_death(self, worker: Worker) -> None:
         """Have a worker that has ended started again, or mark its slots as dead."""
@@ -438,6 +499,8 @@ class Dispatcher:
         error = worker.death_error()
         if self._images is not None:
             self._images.fail_worker(worker, error)
+        if self.spares is not None and self.spares.note_death(worker):
+            return
         if self.restarter is None or not self.restarter.start_restart(worker, error):
             self._fail(error)
 

@@ -199,11 +199,18 @@ class WorkerGroup:
         """
         scheduler = self._scheduler
         scheduler.table.check_send(self._index, name, reset=True)
-        sent = []
+        spares, sent = scheduler.dispatcher.spares, []
+
+        def starts_over(slot: int) -> bool:  # None in a list of seeds: this slot goes on with its plan
+            return every_slot and not (each and seeds.get(slot) is None)
+
         for (member, mine), shown in zip(self._shares, self._rows, strict=True):
             chosen = mine[np.isin(mine, slots)] if whole else mine
             numbers = chosen.tolist()
             own = [seeds.get(slot) for slot in numbers]
+            episodes = None
+            if spares is not None and numbers:
+                episodes = spares.episodes_of(numbers, start_over=starts_over(numbers[0]))
             payload = reset_payload(
                 member,
                 numbers,
@@ -214,9 +221,10 @@ class WorkerGroup:
                 each=each,
                 automatic=automatic,
                 every_slot=every_slot,
+                episodes=episodes,
             )
             sent.append(SentRequest(Kind.RESET, (), payload, chosen))
-        scheduler.note_reset(slots, {slot: seeds.get(slot) for slot in slots.tolist()})
+        scheduler.note_reset(slots, {slot: seeds.get(slot) for slot in slots.tolist()}, start_over=starts_over)
         return self._submit(sent, stepped=False, waiting=waiting)
 
     def look(self) -> BatchRequest:
@@ -436,6 +444,8 @@ class WorkerRolloutBackend:
         resets: Any = np.zeros(len(slots), np.bool_)
         if pending_reset:
             resets = np.array(await scheduler.call_service(slots, "rollout", "pending_resets", lambda _: ()), np.bool_)
+            if (spares := scheduler.dispatcher.spares) is not None:
+                resets |= np.isin(slots, list(spares.ended))
         return InitialState(slots, outcome.obs, outcome.objects, resets)
 
     def sent(self) -> None:

@@ -104,6 +104,7 @@ def reset_payload(
     each: bool = False,
     automatic: bool = False,
     every_slot: bool = False,
+    episodes: tuple[int, ...] | None = None,
 ) -> bytes:
     """Make the payload of a RESET of some slots of a worker (see `ResetRequest`).
 
@@ -112,7 +113,7 @@ def reset_payload(
     """
     rows = tuple(slot - member.start for slot in slots)
     try:
-        request = ResetRequest(rows, tuple(seeds), options, whole, shown, each, automatic, every_slot)
+        request = ResetRequest(rows, tuple(seeds), options, whole, shown, each, automatic, every_slot, episodes)
         return dump(request, member.worker.definitions)
     except Exception as exc:
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc

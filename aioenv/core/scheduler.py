@@ -138,7 +138,8 @@ class RequestScheduler:
         )
         self.merger = self.dispatcher.merger
         waitable = all(member.worker.poll_fd is not None for member in worker_pool.members)
-        self.needs_replies_only = waitable and not (images or pixel_renderer or self.merger)
+        # a reply may wait for that of a spare env
+        self.needs_replies_only = waitable and not (images or pixel_renderer or self.merger or self.dispatcher.spares)
         self.timeouts = ReplyTimeouts(worker_pool, timeout_s, on_timeout, self.restarter)
         if self.merger is not None:
             self.merger.timeouts = self.timeouts
@@ -296,9 +297,16 @@ class RequestScheduler:
         if self.images is not None:
             request.images = self.images.new_request(request.slots)
 
-    def note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
-        """Note that a reset of these slots is being sent, with these seeds."""
+    def note_reset(self, slots: Slots, seeds: Mapping[int, int | None], *, start_over: Callable[[int], bool]) -> None:
+        """Note that a reset of these slots is being sent, with these seeds.
+
+        Args:
+            slots, seeds: one seed a slot.
+            start_over: whether the episodes of a slot are numbered from 0 again.
+        """
         self.table.note_reset(slots)
+        if self.dispatcher.spares is not None:
+            self.dispatcher.spares.note_reset(seeds, start_over=start_over)
         if self.history is not None:
             self.history.note_seeds(seeds)
 
@@ -312,7 +320,13 @@ class RequestScheduler:
         for part in request.parts:
             # held until the worker is started again
             held = part.sent is not None and part.member.worker.state not in ACCEPTS_REQUESTS
-            if held or part.arrived or part.member.worker.receives_into(part.into[0 if request.stepped else 1]):
+            waits = self.dispatcher.spares is not None and self.dispatcher.spares.is_waiting(part)
+            if (
+                held
+                or waits
+                or part.arrived
+                or part.member.worker.receives_into(part.into[0 if request.stepped else 1])
+            ):
                 continue
             part.arrived = True
             request.open -= 1
@@ -574,7 +588,8 @@ class RequestScheduler:
         self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]
     ) -> tuple[Any, ...]:
         """Call a method of the workers' services for some slots (see `Backend.call_service`)."""
-        return await call_workers(self, slots, what, method, arguments)
+        # attributes are the same in both envs of a slot; anything else is asked of the one whose episode runs
+        return await call_workers(self, slots, what, method, arguments, spares=method == "set_attr")
 
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
         """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""

@@ -34,13 +34,20 @@ Array = npt.NDArray[Any]
 
 
 async def call_workers(
-    scheduler: RequestScheduler, slots: Iterable[int] | None, what: str, method: str, arguments: Any
+    scheduler: RequestScheduler,
+    slots: Iterable[int] | None,
+    what: str,
+    method: str,
+    arguments: Any,
+    *,
+    spares: bool = False,
 ) -> tuple[Any, ...]:
     """Call a method of the workers' services for some slots (see `Backend.call_service`).
 
     Args:
         what: the user's call, for errors.
         arguments: returns the arguments of the method after the rows, for the slots of one worker.
+        spares: whether to call spare envs, too; their results are dropped.
     """
     numbers = np.sort(scheduler.table.slot_numbers(slots))
     scheduler.table.check_call(numbers, what)
@@ -49,6 +56,9 @@ async def call_workers(
         mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
         if mine:
             shares.append((member, mine))
+    if spares and scheduler.dispatcher.spares is not None:  # first: the results of the others count
+        alive = scheduler.dispatcher.spares.living(numbers.tolist())
+        shares = [*((member, [member.start]) for member in alive), *shares]
     if scheduler.restarter is not None:
         await scheduler.timeouts.wait_for_restarts(what, [member for member, _ in shares])
         scheduler.check_open()

@@ -153,7 +153,7 @@ class WorkerSession:
     @property
     def workers(self) -> Sequence[Worker]:
         """The worker processes that hold the envs."""
-        return [member.worker for member in self.worker_pool.members]
+        return self.worker_pool.workers
 
     async def _start_drawing_workers(self, pixels: RenderConfig) -> None:
         """Start workers that draw observations themselves, on the first OpenGL backend that works."""
@@ -211,6 +211,8 @@ class WorkerSession:
                 if mode != "rgb_array":
                     got = f"render_mode={mode!r} of slot {slot}"
                     raise RenderError(f'{why}, which takes render_mode="rgb_array"; got {got}. {hint}')
+            if self._config.spares:
+                raise RenderError(f"{why}: not with spare_envs=True, so far")
             self.images = StepImages(num_envs, None)
             return 0, True
         self._pool = make_step_pool(sources, config, self._config, self._timeout_s, self._on_timeout)

@@ -13,7 +13,7 @@ A slot may be paused in any state: it keeps its state, and is left out of whole 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -46,6 +46,7 @@ class SlotTable:
 
     Attributes:
         must_reset: as given.
+        can_go_on: tells whether a slot whose worker has died has another one, so that a reset is enough; None: never.
         paused: bool `(num_envs,)`, which slots are paused, a new array after each change; None if none is.
         exhausted: the slots that were paused because their envs have no further episode.
         steps: the number of steps of single slots that were sent.
@@ -59,6 +60,7 @@ class SlotTable:
         self.must_reset = must_reset
         self._ended = np.zeros(num_envs, np.bool_)
         self._failed = np.zeros(num_envs, np.bool_)
+        self.can_go_on: Callable[[int], bool] | None = None
         self._any_failed = False
         self._errors: dict[int, SlotError] = {}
         self._any_dead = False
@@ -167,10 +169,11 @@ class SlotTable:
             error: the error, with its slots.
             among: those of its slots whose results are being taken; None for all. The others may have been reset since.
         """
-        dead = isinstance(error, WorkerDied)
-        self._any_dead |= dead
-        self._any_failed |= not dead
-        for slot in error.slots if dead or among is None else among:
+        died = isinstance(error, WorkerDied)
+        for slot in error.slots if died or among is None else among:
+            dead = died and not (self.can_go_on is not None and self.can_go_on(slot))
+            self._any_dead |= dead
+            self._any_failed |= not dead
             if self._states[slot] != SlotState.DEAD:
                 self._errors[slot] = error
                 if dead:

@@ -23,6 +23,9 @@ class Stats(NamedTuple):
         env_s, image_s, policy_s: in seconds.
         env_steps: steps of single envs that were asked for, automatic resets among them.
         num_envs: how many slots there are.
+        spare_waits: how often a slot's next episode had to be waited for, since its spare env was still being reset
+            (see `spare_envs=`).
+        spare_wait_s: how long, in seconds; slots that wait at the same time are added up.
     """
 
     env_s: float
@@ -30,6 +33,8 @@ class Stats(NamedTuple):
     policy_s: float
     env_steps: int
     num_envs: int
+    spare_waits: int = 0
+    spare_wait_s: float = 0.0
 
     @property
     def wall_s(self) -> float:
@@ -68,6 +73,8 @@ class Stats(NamedTuple):
             f"{self.steps:,.0f} steps of {self.num_envs} envs in {self.wall_s:.3f} s: "
             f"{self.env_steps_per_s:,.0f} env-steps/s, {self.bound}"
         )
+        if self.spare_waits:
+            lines.append(f"{self.spare_waits:,} episodes waited for a spare env, {self.spare_wait_s:.3f} s in all")
         return "\n".join(lines)
 
 
@@ -83,8 +90,14 @@ class Clock:
         self._trace: Trace | None = None
         self.restart_count(0)
 
-    def restart_count(self, steps: int) -> None:
-        """Count from zero again, when so many steps had been made; waits in progress are left out."""
+    def restart_count(self, steps: int, spare_waits: tuple[int, float] = (0, 0.0)) -> None:
+        """Count from zero again, when so many steps had been made; waits in progress are left out.
+
+        Args:
+            steps: of single envs.
+            spare_waits: how many waits for spare envs there had been, and how long they were, in seconds.
+        """
+        self._spare_waits_before = spare_waits
         self.envs = Wait()
         self.images = Wait(self.envs)
         self._before = steps
@@ -96,16 +109,17 @@ class Clock:
         for name, wait in (("envs", self.envs), ("images", self.images)):
             wait.on_end = trace.wait_recorder(name) if trace is not None else None
 
-    def stats(self, num_envs: int, steps: int) -> Stats:
-        """Return the times until now, when so many steps of single envs have been made."""
+    def stats(self, num_envs: int, steps: int, spare_waits: tuple[int, float] = (0, 0.0)) -> Stats:
+        """Return the times until now, when so many steps, and waits for spare envs, have been made."""
         now, steps = perf_counter(), steps - self._before
+        spares = spare_waits[0] - self._spare_waits_before[0], spare_waits[1] - self._spare_waits_before[1]
         waits = [wait for wait in (self.envs, self.images) if wait.first]
         if not waits:
-            return Stats(0.0, 0.0, 0.0, steps, num_envs)
+            return Stats(0.0, 0.0, 0.0, steps, num_envs, *spares)
         begin = min(wait.first for wait in waits)
         end = now if any(wait.open for wait in waits) else max(wait.last for wait in waits)
         env_s, image_s = self.envs.until(now), self.images.until(now)
-        return Stats(env_s, image_s, max(0.0, end - begin - env_s - image_s), steps, num_envs)
+        return Stats(env_s, image_s, max(0.0, end - begin - env_s - image_s), steps, num_envs, *spares)
 
 
 class Wait:

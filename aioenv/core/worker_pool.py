@@ -262,6 +262,7 @@ class WorkerPoolConfig(NamedTuple):
     cast: bool = False  # cast observations of single envs to their space's dtype and shape
     check_numerics: bool = False  # NaN and infinite numbers are errors
     lenient: bool = False  # accept all actions and numbers that Gymnasium accepts
+    spares: bool = False  # each slot has a second env, in a worker of its own; `num_workers` is that of both
 
 
 class WorkerPool:
@@ -269,6 +270,7 @@ class WorkerPool:
 
     Attributes:
         members: the workers with their slots, in order.
+        spares: the workers of the slots' second envs, in the same order; empty if there are none (see `SpareEnvs`).
         single_observation_space, observation_space, single_action_space, action_space: as in Gymnasium.
         metadata, render_mode, spec: of the first env.
         render_modes: the render mode of each slot.
@@ -315,6 +317,7 @@ class WorkerPool:
         self._config = config
         self.vectorized = config.vectorized
         self.members = []
+        self.spares: list[WorkerSlots] = []
         self.shared_batches = []
         self.stats = config.stats
         self.episodes = config.episodes
@@ -333,59 +336,92 @@ class WorkerPool:
         cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
         poll_s = MAX_POLL_S if config.num_workers <= cpus else 0.0
         cpu_share = None if affinity is not None else max(1, cpus // config.num_workers)
-        resume = config.restart is not None and config.restart.resume
-        for index, (start, stop) in enumerate(spans):
-            service: Any = partial(
-                EnvService,
+        for spare in (False, True) if config.spares else (False,):
+            for index, (start, stop) in enumerate(spans):
+                worker = self._make_worker(index, start, stop, poll_s, cpu_share, seen_warnings, spare)
+                (self.spares if spare else self.members).append(WorkerSlots(worker, start, stop, SchemaTable(same)))
+
+    def _make_worker(
+        self,
+        index: int,
+        start: int,
+        stop: int,
+        poll_s: float,
+        cpu_share: int | None,
+        seen_warnings: set[str],
+        spare: bool,
+    ) -> Worker:
+        """Make the handle of a worker for some successive slots.
+
+        Args:
+            index: its number among the workers of its kind.
+            start, stop: its slots.
+            poll_s, cpu_share, seen_warnings: see `Worker`.
+            spare: whether it has the second envs of these slots.
+        """
+        config = self._config
+        assert config.code is not None
+        program, resume = config.code.program, config.restart is not None and config.restart.resume
+        service: Any = partial(
+            EnvService,
+            FactoryReference(),
+            config.autoreset_mode,
+            config.find_sources,
+            resume,
+            config.cast,
+            config.by_camera,
+            config.looks,
+            with_spec=index == 0 and not spare,
+            lenient=config.lenient,
+            numerics=config.check_numerics,
+            has_spares=config.spares,
+            spare=spare,
+        )
+        if config.vectorized:
+            service = partial(
+                VectorService,
                 FactoryReference(),
-                config.autoreset_mode,
+                stop - start,
                 config.find_sources,
                 resume,
-                config.cast,
-                config.by_camera,
-                config.looks,
                 with_spec=index == 0,
-                lenient=config.lenient,
-                numerics=config.check_numerics,
+                numerics_from=start if config.check_numerics else None,
             )
-            if config.vectorized:
-                service = partial(
-                    VectorService,
-                    FactoryReference(),
-                    stop - start,
-                    config.find_sources,
-                    resume,
-                    with_spec=index == 0,
-                    numerics_from=start if config.check_numerics else None,
-                )
-            worker = Worker(
-                dump_code(service),
-                index=index,
-                slots=tuple(range(start, stop)),
-                start=config.start,
-                channel=config.channel,
-                poll_s=poll_s,
-                env=config.worker_env[index],
-                log_prefix=config.log_prefix,
-                seen_warnings=seen_warnings,
-                preload=config.preload,
-                needed=config.needed,
-                registry=config.code.registry,
-                code=program.code(index),
-                definitions=program.table,
-                start_timeout_s=config.start_timeout_s,
-                cpus=affinity[index % len(affinity)] if affinity is not None else None,
-                cpu_share=cpu_share,
-                ignored_signals=config.ignored,
-                thread_server=serve_on_thread if config.in_thread else None,
-            )
-            self.members.append(WorkerSlots(worker, start, stop, SchemaTable(same)))
+        number = index + len(config.code.spans) if spare else index  # among the workers of both kinds
+        affinity = config.cpu_affinity
+        return Worker(
+            dump_code(service),
+            index=index,
+            slots=tuple(range(start, stop)),
+            role="spare worker" if spare else "worker",
+            start=config.start,
+            channel=config.channel,
+            poll_s=poll_s,
+            env=config.worker_env[number],
+            log_prefix=config.log_prefix,
+            seen_warnings=seen_warnings,
+            preload=config.preload,
+            needed=config.needed,
+            registry=config.code.registry,
+            code=program.code(index),
+            definitions=program.table,
+            start_timeout_s=config.start_timeout_s,
+            cpus=affinity[number % len(affinity)] if affinity is not None else None,
+            cpu_share=cpu_share,
+            ignored_signals=config.ignored,
+            thread_server=serve_on_thread if config.in_thread else None,
+        )
+
+    @property
+    def workers(self) -> list[Worker]:
+        """All workers, those of second envs last."""
+        return [member.worker for member in (*self.members, *self.spares)]
 
     def forget_code(self) -> None:
         """Release the code that workers are made from: none is started any more."""
         self._config = self._config._replace(code=None)
-        for member in self.members:
-            member.worker.forget_code()
+        for worker in self.workers:
+            worker.forget_code()
 
     async def start(self) -> None:
         """Start all workers at once, and agree on spaces. If anything fails, or is cancelled, none is left.
@@ -397,13 +433,13 @@ class WorkerPool:
         """
         try:
             self._share()
-            await _all_of(member.worker.start() for member in self.members)
+            await _all_of(worker.start() for worker in self.workers)
             self._agree()
         except GeneratorExit:  # its loop was closed
             self.abandon()
             raise
         except BaseException:
-            await wait_through_cancel(gather_internal(*(member.worker.close_now() for member in self.members)))
+            await wait_through_cancel(gather_internal(*(worker.close_now() for worker in self.workers)))
             self._free()
             raise
 
@@ -414,13 +450,15 @@ class WorkerPool:
             seeds, has_options = self._config.seeds, self._config.code.program.common is not None
             if seeds is not None or has_options:
                 options = CommonReference() if has_options else None
-                self.reset_plan = ResetPlan(self.members[-1].stop, seeds, options)
+                # with two envs a slot, the parent says which episode each of them begins
+                shared = not self._config.spares
+                self.reset_plan = ResetPlan(self.members[-1].stop, seeds, options, counts_shared=shared)
             if self._config.transport != "frames":
                 self._memory = SharedMemory.create()
         except OSError as exc:
             raise cannot_start("workers", exc) from exc
-        for member in self.members:
-            member.worker.memory = self._memory
+        for worker in self.workers:
+            worker.memory = self._memory
 
     def replace_leaf(self, key: str | None, space: Space[Any]) -> int:
         """Note that workers send another leaf than the user gets; to be called between `start` and `configure`.
@@ -448,11 +486,12 @@ class WorkerPool:
         """
         self._lay_out_memory()
         self._configuration = (state_size, draws_late, self.checkpoint_size, self._shared_layout)
-        workers = [member.worker for member in self.members]
         each = (
-            worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers
+            worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike))
+            for worker in self.workers
         )
-        self.first_checkpoints = dict(zip(self.members, await _all_of(each), strict=True))
+        checkpoints = await _all_of(each)
+        self.first_checkpoints = dict(zip(self.members, checkpoints, strict=False))  # spare envs have none
 
     def allow_inline(self) -> None:
         """Let short steps and resets of workers in this process run on the caller's thread."""
@@ -510,8 +549,8 @@ class WorkerPool:
         self.shared_batches = []
         if self._memory is not None:
             self._memory.close()
-        for member in self.members:
-            member.worker.memory = None  # or its next process would get a closed descriptor
+        for worker in self.workers:
+            worker.memory = None  # or its next process would get a closed descriptor
 
     def seeds(self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64]) -> list[int | None]:
         """Return one seed for each of `slots`.
@@ -537,14 +576,14 @@ class WorkerPool:
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""
         try:
-            await gather_internal(*(member.worker.close(grace_s) for member in self.members))
+            await gather_internal(*(worker.close(grace_s) for worker in self.workers))
         finally:
             self._free()
 
     def abandon(self) -> None:
         """Kill all workers without waiting."""
-        for member in self.members:
-            member.worker.abandon()
+        for worker in self.workers:
+            worker.abandon()
         self._free()
 
     def _agree(self) -> None:
@@ -561,7 +600,7 @@ class WorkerPool:
         workers = [member.worker for member in self.members]
         self.model_fields = ModelFields([worker.description[0].model_fields for worker in workers], workers)
         _check_own_envs(workers)
-        for worker in workers:
+        for worker in self.workers:
             first: EnvDescription = worker.description[0]
             for d in worker.description:
                 if d.observation_space is None:
@@ -570,7 +609,8 @@ class WorkerPool:
                     d = d._replace(action_space=first.action_space)
                 descriptions.append(d)
             worker.description = None
-        first = descriptions[0]
+        first, spares = descriptions[0], descriptions[self.members[-1].stop :]
+        del descriptions[self.members[-1].stop :]
         n = len(descriptions)
         self.metadata = {**first.metadata}
         if not self._config.vectorized:  # a vector env has a mode of its own
@@ -587,6 +627,9 @@ class WorkerPool:
         self.checkpoint_size = max(d.checkpoint_size for d in descriptions)
         observation_spaces = [read(d.observation_space) for d in descriptions]
         action_spaces = [read(d.action_space) for d in descriptions]
+        for slot, spare in enumerate(spares):
+            _check_second_env(slot, "observation", read(spare.observation_space), observation_spaces[slot])
+            _check_second_env(slot, "action", read(spare.action_space), action_spaces[slot])
         mode = self._config.observation_mode
         if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
@@ -669,6 +712,15 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
                 "observation spaces do not share a common shape and dtype"
             )
         raise SpaceMismatchError(f"{problem}. Slot {slot} has {space}, but {whose} has {single}")
+
+
+def _check_second_env(slot: int, kind: str, space: Any, expected: Any) -> None:
+    """Raise unless the second env of a slot has the space of the first."""
+    if space != expected and dump_code(space) != dump_code(expected):
+        raise SpaceMismatchError(
+            f"spare_envs: both envs of slot {slot} must have the same spaces: got the {kind} spaces {expected} and "
+            f"{space}"
+        )
 
 
 async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -105,6 +105,7 @@ class ResetRequest(NamedTuple):
     listed_seeds: bool = False  # the caller listed the seeds: don't take successive numbers for one seed of the batch
     automatic: bool = False  # take the options of automatic resets
     every_slot: bool = False  # all slots are reset: a plan of resets starts over
+    episodes: tuple[int, ...] | None = None  # the number of each row's episode in that plan; None: the worker counts
 
 
 class StepRequest(NamedTuple):
@@ -125,6 +126,7 @@ class StepReply(NamedTuple):
     exhausted: Sequence[int] = ()  # rows whose envs have no further episode
     overflow: Sequence[tuple[int, bytes]] = ()  # rows, and the data that did not fit into their checkpoints
     render_updates: Sequence[tuple[int, Any]] = ()  # rows, and `state.render_source.RenderUpdate`s for their images
+    ended: bool = False  # an episode has ended, and the parent goes on in the slot's other env
 
 
 # A step of successive rows, whose actions are arrays, is sent without pickle: the first row, and the number of rows.

@@ -56,13 +56,13 @@ class FastReply(NamedTuple):
     Attributes:
         part: the `WorkerRequest`.
         whole: its `BatchRequest`; only while that is `waiting`.
-        read: reads the payload.
+        read: reads the payload; if it returns True, the reply is held back, and C does not mark and count it.
         always: whether to call `read` even if the payload is empty.
     """
 
     part: Any
     whole: Any
-    read: Callable[[memoryview], None]
+    read: Callable[[memoryview], bool | None]
     always: bool
 
 

@@ -56,10 +56,12 @@ class Stepped:
         exhausted: rows whose env has no further episode. Unless its last episode ended in this very step (SAME_STEP),
             such a row was not stepped: its observation is None, its reward 0.
         lost: rows whose observation is the last one of an env that was lost; their next episode has not begun.
+        ended: whether an episode has ended whose slot goes on in another env (see `Autoreset`).
         nonstandard: whether a result had a type or dtype that C can't write to its array; later ones will have it, too.
     """
 
     __slots__ = (
+        "ended",
         "exhausted",
         "failures",
         "infos",
@@ -82,6 +84,7 @@ class Stepped:
         self.failures: list[tuple[int, BaseException]] = []
         self.exhausted: list[int] = []
         self.lost: list[int] = []
+        self.ended = False
         self.nonstandard = False
 
     def mark_failed(self, index: int, row: int, exc: Exception) -> None:
@@ -104,6 +107,8 @@ class Autoreset:
         current_row: `current_row[0]` becomes row + 1 before an env runs, and 0 after the last one.
         lenient: whether rewards and flags may be anything that numpy converts to numbers and bools, None and text say.
         numerics: whether NaN and infinite numbers are errors.
+        has_spares: whether each row's slot has another env, in another worker, in which it goes on when an episode has
+            ended. Nothing is reset here then, but under SAME_STEP the terminal observation and info go into the infos.
 
     Attributes:
         pending_reset: for each row what its next step does: STEP (0), RESET (1) or LOST (2); see the table above.
@@ -119,8 +124,10 @@ class Autoreset:
         *,
         lenient: bool = False,
         numerics: bool = False,
+        has_spares: bool = False,
     ) -> None:
         self._current_row = current_row
+        self._has_spares = has_spares
         self._lenient = lenient
         self._envs = envs
         both = [with_numerics_check(env) if numerics else (env.step, env.reset) for env in envs]
@@ -159,6 +166,7 @@ class Autoreset:
         *,
         automatic: bool = False,
         starts_over: bool = False,
+        episode: int | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in one row; return observation and info.
 
@@ -168,12 +176,13 @@ class Autoreset:
             options: passed to the env.
             automatic: whether to pass the options of the plan instead.
             starts_over: whether the plan begins with its first episode again.
+            episode: the number of the episode in the plan; None: the one after the last.
         """
         self._current_row[0] = row + 1
         known = self._seeds.pop(row, None)
         if self._plan is not None:
-            if starts_over:
-                self._plan.start_over(self._first_slot + row)
+            if starts_over or episode is not None:
+                self._plan.start_at(self._first_slot + row, episode or 0)
             if automatic:
                 options = _AUTOMATIC
         try:
@@ -256,7 +265,7 @@ class Autoreset:
     @property
     def c_arguments(self) -> tuple[list[Any], list[Any], list[int], dict[int, int], int, Any]:
         """The arguments of `step_rows` from `steps` to `current_row`."""
-        at_end = -1 if self._same_step else int(self.resets_next_step)
+        at_end = -1 if self._same_step or self._has_spares else int(self.resets_next_step)
         return self._steps, self._resets, self.pending_reset, self._seeds, at_end, self._current_row
 
     def _step_in_c(
@@ -326,7 +335,11 @@ class Autoreset:
                         reward = number_of(reward)
                         ends, cut = flag_of("terminated", ends), flag_of("truncated", cut)
                     if ends or cut:
-                        if self.resets_next_step:
+                        if self._has_spares:
+                            out.ended = True
+                            if self._same_step:
+                                info = {"final_obs": _snapshot(obs), "final_info": _snapshot(info)}
+                        elif self.resets_next_step:
                             pending_reset[row] = _RESET
                         elif self._same_step:
                             final = {"final_obs": _snapshot(obs), "final_info": _snapshot(info)}

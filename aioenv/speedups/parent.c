@@ -143,10 +143,10 @@ typedef struct {
 } FastReply;
 
 /* Count a reply. Return 1; -1: exception. */
-static int count_reply(References *refs, const FastReply *fast_reply, PyObject *pending, PyObject *request) {
+static int count_reply(References *refs, const FastReply *fast_reply) {
     PyObject *part = fast_reply->part, *whole = fast_reply->whole, *number = look_up(refs, whole, str_open);
     long open = number == NULL ? -1 : PyLong_AsLong(number);
-    if (PyErr_Occurred() || PyDict_DelItem(pending, request) < 0 || PyObject_SetAttr(part, str_arrived, Py_True) < 0 ||
+    if (PyErr_Occurred() || PyObject_SetAttr(part, str_arrived, Py_True) < 0 ||
         set_uint32(whole, str_open, (uint32_t)(open - 1)) < 0)
         return -1;
     if (open > 1)
@@ -162,15 +162,16 @@ static int count_reply(References *refs, const FastReply *fast_reply, PyObject *
     return set == NULL ? -1 : 1;
 }
 
-/* Pass the payload of a reply to `read`. */
+/* Pass the payload of a reply to `read`. Return 1 if the reply is held back, 0 if it counts, -1: exception. */
 static int read_payload(PyObject *read, const uint8_t *payload, Py_ssize_t size) {
     PyObject *bytes = PyByteArray_FromStringAndSize((const char *)payload, size);
     PyObject *view = bytes == NULL ? NULL : PyMemoryView_FromObject(bytes);
     PyObject *done = view == NULL ? NULL : PyObject_CallOneArg(read, view);
+    int held_back = done == NULL ? -1 : done == Py_True;
     Py_XDECREF(bytes);
     Py_XDECREF(view);
     Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return held_back;
 }
 
 /* A reply that C may process: the request's id, the list of buffers for its arrays (or NULL), and its `FastReply`. */
@@ -213,9 +214,12 @@ static int process_reply(References *refs, PyObject *decoder, PyObject *pending,
     Py_ssize_t size = read_uint32(head + AT_PAYLOAD);
     if (set_uint32(decoder, str_chain, read_uint32(head + AT_CRC)) < 0)
         return -1;
-    if ((expected->fast_reply.always == Py_True || size) && read_payload(expected->fast_reply.read, payload, size) < 0)
+    int held_back = 0;
+    if (expected->fast_reply.always == Py_True || size)
+        held_back = read_payload(expected->fast_reply.read, payload, size);
+    if (held_back < 0 || PyDict_DelItem(pending, expected->request) < 0)
         return -1;
-    return count_reply(refs, &expected->fast_reply, pending, expected->request);
+    return held_back ? 1 : count_reply(refs, &expected->fast_reply);
 }
 
 /* Process the next reply out of bytes that came in the same read as another one. Return its size, or 0 if it is not

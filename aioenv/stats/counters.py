@@ -207,13 +207,21 @@ class ResetPlan:
         seeds: int64; episode k of slot i gets seed `i + k * num_envs`, modulo their number. None: no seeds.
         options: of automatic resets: a dict for all of them, or a function of slot and episode. None: no options. A
             worker gets that to which a `CommonReference` refers.
+        counts_shared: whether all processes share the numbers. False: the parent sends each number with its reset.
 
     Attributes:
         has_seeds: whether there are seeds.
     """
 
-    def __init__(self, num_envs: int, seeds: npt.NDArray[np.int64] | None = None, options: Any = None) -> None:
-        self._set_up(num_envs, seeds, options, SharedBlock(8 * num_envs, shared=can_share()))
+    def __init__(
+        self,
+        num_envs: int,
+        seeds: npt.NDArray[np.int64] | None = None,
+        options: Any = None,
+        *,
+        counts_shared: bool = True,
+    ) -> None:
+        self._set_up(num_envs, seeds, options, SharedBlock(8 * num_envs, shared=counts_shared and can_share()))
 
     def _set_up(self, num_envs: int, seeds: npt.NDArray[np.int64] | None, options: Any, block: SharedBlock) -> None:
         self._num_envs = num_envs
@@ -223,9 +231,9 @@ class ResetPlan:
         self._block = block
         self._begun: Any = block.data.cast("q")  # by slot; each is written by one worker alone, so without a lock
 
-    def start_over(self, slot: int) -> None:
-        """Begin with episode 0 again."""
-        self._begun[slot] = 0
+    def start_at(self, slot: int, episode: int) -> None:
+        """Begin with this episode next."""
+        self._begun[slot] = episode
 
     def begin(self, slot: int) -> int:
         """Return the number of the episode that a slot begins now."""

@@ -50,7 +50,8 @@ class EnvService(SlotService):
         by_camera: see `find_source`.
         looks: when to look for edits of models (see `RenderConfig.edits`).
         with_spec: whether to describe the spec of the first env.
-        lenient, numerics: see `Autoreset`.
+        lenient, numerics, has_spares: see `Autoreset`.
+        spare: whether the envs are the second ones of their slots.
     """
 
     def __init__(
@@ -65,7 +66,10 @@ class EnvService(SlotService):
         with_spec: bool = False,
         lenient: bool = False,
         numerics: bool = False,
+        has_spares: bool = False,
+        spare: bool = False,
     ) -> None:
+        worker_context.set_spare(spare)
         self._envs: list[Env[Any, Any]] = []
         self._cast = cast
         self._find_sources, self._by_camera, self._with_spec = find_sources, by_camera, with_spec
@@ -79,7 +83,9 @@ class EnvService(SlotService):
             except BaseException as exc:
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
-        self._stepper = Autoreset(self._envs, mode, worker_context.row_mark(), lenient=lenient, numerics=numerics)
+        self._stepper = Autoreset(
+            self._envs, mode, worker_context.row_mark(), lenient=lenient, numerics=numerics, has_spares=has_spares
+        )
         self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
         self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))
@@ -219,7 +225,7 @@ class EnvService(SlotService):
         if out.rows:
             self._rows.store(batch, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
-        return self._reply(rows, True, out.infos, failures, rows, out.exhausted, out.lost)
+        return self._reply(rows, True, out.infos, failures, rows, out.exhausted, out.lost, ended=out.ended)
 
     def fast_path(self) -> FastPath | None:
         """Return what C needs for steps of envs whose observations and actions are arrays."""
@@ -271,12 +277,18 @@ class EnvService(SlotService):
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
         exhausted: list[int] = []
-        for row, seed in zip(request.rows, request.seeds, strict=True):
+        episodes = request.episodes or [None] * len(request.rows)
+        for row, seed, episode in zip(request.rows, request.seeds, episodes, strict=True):
             try:
                 # None in a list of seeds: this slot goes on with its plan
                 starts_over = request.every_slot and not (request.listed_seeds and seed is None)
                 obs, info = self._stepper.reset(
-                    row, seed, request.options, automatic=request.automatic, starts_over=starts_over
+                    row,
+                    seed,
+                    request.options,
+                    automatic=request.automatic,
+                    starts_over=starts_over,
+                    episode=episode,
                 )
                 self._rows.write_observation(batch, row, obs)
                 if info:
@@ -304,6 +316,8 @@ class EnvService(SlotService):
         touched: Sequence[int],
         exhausted: Sequence[int] = (),
         lost: Sequence[int] = (),
+        *,
+        ended: bool = False,
     ) -> Reply:
         """Make the reply about some rows after a step or reset.
 
@@ -315,6 +329,7 @@ class EnvService(SlotService):
             touched: the rows that were stepped or reset; the others are unchanged.
             exhausted: the rows whose envs have no further episode.
             lost: those of `touched` whose new envs have not begun an episode, so that their state is not shown.
+            ended: see `Stepped`.
         """
         shown = [row for row in touched if row not in lost] if lost else touched
         if self._state.shape[1]:
@@ -333,15 +348,15 @@ class EnvService(SlotService):
         objects = self._rows.objects
         if len(rows) < len(self._envs):
             objects = [[column[row] for row in rows] for column in objects]
-        if not infos and not failures and not objects and not exhausted and not overflow and not updates:
+        if not (infos or failures or objects or exhausted or overflow or updates or ended):
             return new_tuple(Reply, (fixed, b""))
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_new_schemas()
-            more = news or failures or objects or exhausted or overflow or updates
+            more = news or failures or objects or exhausted or overflow or updates or ended
             if not (more or any(group.objects for group in groups)):
                 return Reply(fixed, dump_columns(groups))
-            payload = dump(StepReply(news, groups, objects, failures, exhausted, overflow, updates))
+            payload = dump(StepReply(news, groups, objects, failures, exhausted, overflow, updates, ended))
         except Exception:
             payload = self._without_unpicklable(rows, infos, objects, failures, exhausted, overflow, updates)
         return Reply(fixed, payload)

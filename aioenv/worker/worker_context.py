@@ -15,6 +15,7 @@ from typing import Any
 from aioenv.ipc.memory import CurrentRow, map_shared
 
 __all__ = [
+    "is_spare_env",
     "keep_memory",
     "map_memory",
     "map_memory_part",
@@ -23,6 +24,7 @@ __all__ = [
     "release_memory",
     "row_mark",
     "running_row",
+    "set_spare",
     "share_row_mark",
     "use_row_mark_of_parent",
 ]
@@ -38,6 +40,7 @@ class _WorkerContext(threading.local):
         self.row_mark = CurrentRow(None).cell
         self.owns_process = True
         self.memory_fd: int | None = None
+        self.spare = False
 
 
 _context = _WorkerContext()
@@ -46,6 +49,20 @@ _context = _WorkerContext()
 def owns_process() -> bool:
     """Return whether this process is the worker's own, and not its parent's."""
     return _context.owns_process
+
+
+def set_spare(spare: bool) -> None:
+    """Note whether the envs of this worker are the second ones of their slots."""
+    _context.spare = spare
+
+
+def is_spare_env() -> bool:
+    """Return whether an env factory that runs now makes the second env of its slot (see `spare_envs=`).
+
+    For envs that need a port, a file or a display of their own: both envs of a slot live at the same time, in
+    processes of their own. False in any other place.
+    """
+    return _context.spare
 
 
 # ------------------------------------------------------------ the current row

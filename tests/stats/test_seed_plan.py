@@ -202,7 +202,7 @@ def test_without_memory_to_share_a_plan_still_travels(monkeypatch):
     copied = pickle.loads(pickle.dumps(plan))
     assert [copied.begin(1), copied.begin(1), copied.begin(0)] == [0, 1, 0]
     assert [copied.seed(1, 0), copied.seed(1, 1), copied.seed(0, 0)] == [1, 3, 3]
-    copied.start_over(1)
+    copied.start_at(1, 0)
     assert (copied.begin(1), plan.begin(1), plan.options(1, 0)) == (0, 0, {"level": 2})
     for each in (plan, copied):
         each.close()

@@ -1,0 +1,288 @@
+"""Spare envs: the second env of each slot, which is reset while the first one runs an episode.
+
+Each slot has two workers with one env each. `WorkerSlots.worker` of the pool is the one whose env runs the slot's
+episode. When that episode ends, the other one takes its place, and the env that has finished is reset for the episode
+after the next. So the episodes of a slot alternate between its two envs, for any timing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.core.requests import reset_payload
+from aioenv.core.worker_pool import WorkerSlots
+from aioenv.errors import SlotError, WorkerDied
+from aioenv.ipc.frames import Frame, Kind
+from aioenv.process.supervisor import ACCEPTS_REQUESTS, Worker
+
+if TYPE_CHECKING:
+    from aioenv.core.requests import BatchRequest, WorkerRequest
+    from aioenv.core.worker_pool import WorkerPool
+
+__all__ = ["SpareEnvs", "spare_seed"]
+
+_log = logging.getLogger("aioenv")
+
+Slots = npt.NDArray[np.int64]
+
+
+def spare_seed(seed: int | None) -> int | None:
+    """Derive the first seed of a slot's second env from the slot's seed; None for None.
+
+    It is `numpy.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0] >> 2`: 30 bits, which every env takes.
+    """
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0]) >> 2
+
+
+class _Slot:
+    """The two envs of a slot.
+
+    Args:
+        live: the pool's entry of the slot, whose worker is the first one.
+        second: the second worker.
+
+    Attributes:
+        slot: its number.
+        live: as given; its worker is always the one whose env runs the episode.
+        spare: the other worker.
+        number: the number of the episode that the spare env begins.
+        prepared: the reset of the spare env, whose reply may not be in; None: there is none.
+        taken: that reset, once the env has taken its place, while its reply is not in; None otherwise.
+        waiting: the request that waits for this reply; since: when it began to wait, by `perf_counter`.
+        last: the last observation of an episode that has ended, of which the next step begins the next one; None: its
+            episode goes on.
+    """
+
+    __slots__ = ("_current", "last", "live", "number", "prepared", "since", "slot", "spare", "taken", "waiting")
+
+    def __init__(self, live: WorkerSlots, second: WorkerSlots) -> None:
+        self.slot = live.start
+        self.live = live
+        self.spare = second
+        self._current = WorkerSlots(live.worker, live.start, live.stop, live.schemas)
+        self.number = 0
+        self.prepared: BatchRequest | None = None
+        self.taken: BatchRequest | None = None
+        self.waiting: tuple[BatchRequest, WorkerRequest] | None = None
+        self.since = 0.0
+        self.last: tuple[list[Any], list[Any]] | None = None
+
+    def swap(self) -> None:
+        """Let the two workers change places."""
+        self._current, self.spare = self.spare, self._current
+        self.live.worker, self.live.schemas = self._current.worker, self._current.schemas
+
+    @property
+    def current(self) -> WorkerSlots:
+        """The worker whose env runs the episode, in an object that does not change."""
+        return self._current
+
+
+class SpareEnvs:
+    """Begins the episodes of slots in their spare envs, and resets the envs whose episodes have ended.
+
+    Args:
+        worker_pool: has two workers with one env each for every slot.
+        next_step: whether the mode is NEXT_STEP: the step after the last one of an episode begins the next one. Else it
+            is SAME_STEP: the last step itself does.
+        make_request: makes a request to some workers (see `Dispatcher.make_request`).
+        read_reply: reads a reply, or the error in its place, into its worker request; pauses no exhausted slot.
+        exhaust: pauses the slots of a worker request whose envs have no further episode.
+        complete: goes on with a reply that was held back until the next episode had begun.
+
+    Attributes:
+        ended: the slots whose next step begins an episode (NEXT_STEP).
+        waits: how often a step has waited for a spare env.
+        wait_s: how long slots have waited, in seconds, those that waited at the same time added up.
+    """
+
+    def __init__(
+        self,
+        worker_pool: WorkerPool,
+        *,
+        next_step: bool,
+        make_request: Callable[..., BatchRequest],
+        read_reply: Callable[[BatchRequest, WorkerRequest, Frame | SlotError], None],
+        exhaust: Callable[[BatchRequest, WorkerRequest], None],
+        complete: Callable[[BatchRequest, WorkerRequest], None],
+    ) -> None:
+        self.ended: set[int] = set()
+        self.waits = 0
+        self.wait_s = 0.0
+        self._next_step = next_step
+        self._has_seeds = worker_pool.reset_plan is not None and worker_pool.reset_plan.has_seeds
+        self._numbered = worker_pool.reset_plan is not None
+        self._make_request = make_request
+        self._read_reply = read_reply
+        self._exhaust = exhaust
+        self._complete = complete
+        self._slots = [_Slot(*pair) for pair in zip(worker_pool.members, worker_pool.spares, strict=True)]
+
+    # ------------------------------------------------------------ resets that the user asked for
+
+    def episodes_of(self, slots: Sequence[int], *, start_over: bool) -> tuple[int, ...] | None:
+        """Return the numbers of the episodes that a reset of these slots begins; None without a plan of resets."""
+        return tuple(0 if start_over else self._slots[slot].number for slot in slots) if self._numbered else None
+
+    def note_reset(self, seeds: Mapping[int, int | None], *, start_over: Callable[[int], bool]) -> None:
+        """Discard what was prepared for slots that the user resets, and prepare the episodes after those.
+
+        Args:
+            seeds: by slot.
+            start_over: whether a slot begins with episode 0 again.
+        """
+        for number, seed in seeds.items():
+            slot = self._slots[number]
+            slot.last = slot.prepared = None
+            self.ended.discard(number)
+            slot.number = 1 if start_over(number) else slot.number + 1
+            self._prepare(slot, None if self._has_seeds else spare_seed(seed))
+
+    # ------------------------------------------------------------ the ends of episodes
+
+    def end_episode(self, request: BatchRequest, part: WorkerRequest) -> bool:
+        """If this reply to a step ends an episode, let the other env take over.
+
+        Returns:
+            Whether the reply is held back, since the next episode has not begun yet; `complete` goes on with it.
+        """
+        batch, row = request.batch, part.start
+        if not (batch.terminated[row] or batch.truncated[row]) or part.errors or not request.stepped:
+            return False
+        slot = self._slots[part.slots[0]]
+        if not self._next_step:
+            return not self._take_over(slot, request, part)
+        slot.last = [array[row].copy() for array in batch.received], [list(column) for column in part.objects]
+        self.ended.add(slot.slot)
+        return False
+
+    def begin_episode(self, request: BatchRequest, part: WorkerRequest) -> None:
+        """Answer a step that begins an episode (NEXT_STEP): the action is not used; `complete` gets the reply."""
+        slot = self._slots[part.slots[0]]
+        batch, row = request.batch, part.start
+        batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, False
+        if self._take_over(slot, request, part):
+            self._complete(request, part)
+
+    def is_waiting(self, part: WorkerRequest) -> bool:
+        """Return whether a worker request waits for an episode to begin."""
+        waiting = self._slots[part.slots[0]].waiting
+        return waiting is not None and waiting[1] is part
+
+    def _take_over(self, slot: _Slot, request: BatchRequest, part: WorkerRequest) -> bool:
+        """Let the spare env take over; return whether its episode has begun, and is in the request."""
+        alone = slot.spare.worker.state not in ACCEPTS_REQUESTS
+        if alone:  # the slot goes on in the env that it has
+            self._prepare(slot, None, in_live=True)
+        else:
+            slot.swap()
+        taken, slot.prepared = slot.prepared, None
+        if not alone:
+            slot.number += 1
+            self._prepare(slot, None)
+        assert taken is not None
+        if not taken.open:
+            self._begin(slot, taken, request, part)
+            return True
+        slot.taken, slot.waiting, slot.since = taken, (request, part), perf_counter()
+        return False
+
+    def _begin(self, slot: _Slot, taken: BatchRequest, request: BatchRequest, part: WorkerRequest) -> None:
+        """Put the first results of an episode into a request."""
+        source, batch, row = taken.parts[0], request.batch, part.start
+        last, slot.last = slot.last, None
+        self.ended.discard(slot.slot)
+        part.errors = [*part.errors, *source.errors]
+        if source.errors:  # as after an automatic reset that raised
+            batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, False
+            part.columns = ()
+        observations = [array[0] for array in taken.batch.received]
+        objects: Sequence[Sequence[Any]] = source.objects
+        if source.exhausted:
+            part.exhausted = source.exhausted
+            if self._next_step:
+                self.ended.add(slot.slot)
+                slot.last = last
+                observations, objects = last if last is not None else (observations, objects)
+            else:  # the terminal observation stays
+                observations, objects = [array[row] for array in batch.received], part.objects
+        for mine, theirs in zip(batch.received, observations, strict=True):
+            mine[row] = theirs
+        part.objects = objects
+        if not source.exhausted:
+            batch.state[row] = taken.batch.state[0]
+            part.render_updates = source.render_updates
+        part.columns = [*part.columns, *(c._replace(positions=slice(row, row + 1)) for c in source.columns)]
+        if source.exhausted:
+            self._exhaust(request, part)
+
+    # ------------------------------------------------------------ resets of spare envs
+
+    def _prepare(self, slot: _Slot, seed: int | None, *, in_live: bool = False) -> None:
+        """Begin the slot's next episode in its spare env, or in the one that it has."""
+        member = slot.current if in_live else slot.spare
+        request = self._make_request([(member, np.array([slot.slot]))], 0, reused=False)
+        request.stepped = False
+        slot.prepared = request
+        part = request.parts[0]
+        number = (slot.number,) if self._numbered else None
+        payload = reset_payload(member, [slot.slot], [seed], None, whole=False, automatic=True, episodes=number)
+        if in_live:
+            slot.number += 1
+        on_reply = partial(self._on_reply, slot, request)
+        try:
+            member.worker.submit(Kind.RESET, (), payload, into=part.into[1], on_reply=on_reply)
+        except WorkerDied as error:
+            on_reply(error)
+
+    def _on_reply(self, slot: _Slot, request: BatchRequest, outcome: Frame | SlotError) -> None:
+        """Note that an env was reset. Its reply is read in any case, as later ones refer to the schemas in it."""
+        self._read_reply(request, request.parts[0], outcome)
+        request.open = 0
+        if slot.taken is request and slot.waiting is not None:
+            waiting, slot.taken, slot.waiting = slot.waiting, None, None
+            self.waits += 1
+            self.wait_s += perf_counter() - slot.since
+            self._begin(slot, request, *waiting)
+            self._complete(*waiting)
+
+    # ------------------------------------------------------------ the ends of workers
+
+    def can_go_on(self, slot: int) -> bool:
+        """Return whether a slot has an env whose worker is alive."""
+        both = self._slots[slot]
+        return any(member.worker.state in ACCEPTS_REQUESTS for member in (both.live, both.spare))
+
+    def living(self, slots: Sequence[int]) -> list[WorkerSlots]:
+        """Return the spare workers of these slots that are alive."""
+        each = (self._slots[slot].spare for slot in slots)
+        return [member for member in each if member.worker.state in ACCEPTS_REQUESTS]
+
+    def note_death(self, worker: Worker) -> bool:
+        """Note that a worker has ended; return whether it was a spare one, so that its slot goes on."""
+        slot = self._slots[worker.slots[0]]
+        if slot.spare.worker is worker:
+            if slot.live.worker.state in ACCEPTS_REQUESTS:
+                with contextlib.suppress(Exception):  # of a log handler
+                    _log.warning(
+                        "the spare env of slot %d is gone: %s; from now on steps wait for the resets of this slot",
+                        slot.slot,
+                        worker.death_error(),
+                    )
+                return True
+            return False
+        slot.last = None
+        self.ended.discard(slot.slot)
+        if slot.spare.worker.state in ACCEPTS_REQUESTS:
+            slot.swap()
+        return False
