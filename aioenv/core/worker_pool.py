@@ -271,6 +271,7 @@ class WorkerPool:
     Attributes:
         members: the workers with their slots, in order.
         spares: the workers of the slots' second envs, in the same order; empty if there are none (see `SpareEnvs`).
+        workers: all workers, in an order that does not change: those of the slots' second envs last.
         single_observation_space, observation_space, single_action_space, action_space: as in Gymnasium.
         metadata, render_mode, spec: of the first env.
         render_modes: the render mode of each slot.
@@ -340,6 +341,7 @@ class WorkerPool:
             for index, (start, stop) in enumerate(spans):
                 worker = self._make_worker(index, start, stop, poll_s, cpu_share, seen_warnings, spare)
                 (self.spares if spare else self.members).append(WorkerSlots(worker, start, stop, SchemaTable(same)))
+        self.workers = [member.worker for member in (*self.members, *self.spares)]  # members change theirs
 
     def _make_worker(
         self,
@@ -411,11 +413,6 @@ class WorkerPool:
             ignored_signals=config.ignored,
             thread_server=serve_on_thread if config.in_thread else None,
         )
-
-    @property
-    def workers(self) -> list[Worker]:
-        """All workers, those of second envs last."""
-        return [member.worker for member in (*self.members, *self.spares)]
 
     def forget_code(self) -> None:
         """Release the code that workers are made from: none is started any more."""
