@@ -170,8 +170,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
             `numpy.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0] >> 2`. With a `seed_plan` both take
             their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs. A
             function of `autoreset_options` is called an episode earlier. `get_state` and `set_state` raise a
-            ValueError. It is not for `AutoresetMode.DISABLED`, `restart=`, `debug=`, `transport="shared"` and shared
-            statistics.
+            ValueError. With `restart=` a slot whose worker has died goes on in its other env, after the truncated end
+            of the episode; without, after a reset of your own. It is not for `AutoresetMode.DISABLED`, `debug=`,
+            `RestartPolicy(resume=True)`, `transport="shared"` and shared statistics.
 
     Attributes:
         num_envs: the number of slots.
@@ -263,7 +264,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
                 num_workers,
                 autoreset_mode=self._must_reset,
                 debug=debug,
-                restart=restart is not None,
+                resume=restart is not None and restart.resume,
                 transport=transport == "shared",
             )
             num_workers, transport = self.num_envs, "frames"  # each env has memory of its own for its resets

@@ -120,7 +120,7 @@ def refuse_with_spares(num_envs: int, num_workers: int | None, **given: bool) ->
     reasons = {
         "autoreset_mode": "AutoresetMode.DISABLED, under which you say when an episode begins",
         "debug": "debug=True, whose envs share this process",
-        "restart": "restart=, so far: a slot whose env is lost goes on in its other env after a reset",
+        "resume": "RestartPolicy(resume=True): a slot goes on in its other env when a worker has died",
         "transport": 'transport="shared", whose memory has room for one env a slot',
     }
     if wrong := [reasons[name] for name, is_given in given.items() if is_given]:

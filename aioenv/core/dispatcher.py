@@ -118,12 +118,13 @@ class Dispatcher:
             same_step = mode is AutoresetMode.SAME_STEP
             num_envs = worker_pool.members[-1].stop
             self.history = SlotHistory(worker_pool, num_envs, state_size=state_size, same_step=same_step)
+            recovery = WorkerRecovery(worker_pool, self.history, self.merger, resume=restart.resume)
             self.restarter = Restarter(
-                [member.worker for member in worker_pool.members],
+                worker_pool.workers,
                 restart,
-                meaning="its slots resume" if restart.resume else "the episodes of its slots are truncated",
-                restore=WorkerRecovery(worker_pool, self.history, self.merger, resume=restart.resume).restore,
-                lost=lambda worker, error: self._fail(error),
+                meaning=_meaning(restart, spares=bool(worker_pool.spares)),
+                restore=self._restore_second if worker_pool.spares else recovery.restore,
+                lost=self._give_up,
             )
         self.spares: SpareEnvs | None = None
         if worker_pool.spares:
@@ -134,6 +135,8 @@ class Dispatcher:
                 read_reply=self._read_outcome,
                 exhaust=self._pause_exhausted,
                 complete=self._finish_reply,
+                history=self.history,
+                is_restarting=self.restarter.is_restarting if self.restarter is not None else lambda _: False,
             )
             table.can_go_on = self.spares.can_go_on
         # whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path
@@ -268,8 +271,14 @@ class Dispatcher:
             payloads: by worker request, the rows of its worker that are stepped; empty for all.
         """
         parts, sent = request.parts, 0
-        if self.spares is not None and self.spares.ended and (ended := self._begin_episodes(request)):
-            going_on = [number for number, part in enumerate(parts) if part not in ended]
+        if self.spares is not None and self.spares.ended:
+            going_on = []
+            for number, part in enumerate(parts):
+                if int(part.slots[0]) in self.spares.ended:
+                    part.sent = _step_of(part, views, cuts[number], payloads[number])
+                    self.spares.begin_episode(request, part)
+                else:
+                    going_on.append(number)
             parts, cuts, payloads = ([each[i] for i in going_on] for each in (parts, cuts, payloads))  # type: ignore[assignment]
         if speedups.send_steps is not None and self.trace is None and not (self.restarter and self.restarter.busy):
             if self.restarter is not None:  # a worker that dies of it may get it again
@@ -285,14 +294,6 @@ class Dispatcher:
         self.enable_readers()
         for part, mine, payload in zip(parts[sent:], cuts[sent:], payloads[sent:], strict=True):
             self.submit(request, part, _step_of(part, views, mine, payload))
-
-    def _begin_episodes(self, request: BatchRequest) -> list[WorkerRequest]:
-        """Begin the next episodes of slots whose spare envs take over; return their worker requests."""
-        assert self.spares is not None
-        ended = [part for part in request.parts if int(part.slots[0]) in self.spares.ended]
-        for part in ended:
-            self.spares.begin_episode(request, part)
-        return ended
 
     def finish_step(self, request: BatchRequest, started: tuple[Any, ...]) -> None:
         """Finish a step that C has started on the caller's thread (see `ThreadChannel.step`)."""
@@ -314,10 +315,14 @@ class Dispatcher:
         if self.trace is not None:
             self._trace_request(request, part, again=part.sent is sent)
         part.sent = sent
+        if self.spares is not None and sent.kind is Kind.STEP:
+            if int(part.slots[0]) in self.spares.ended:
+                self.spares.begin_episode(request, part)
+                return
+            if self.spares.is_lost(int(part.slots[0])) and self.spares.can_take_over(part):
+                self.spares.lose_episode(request, part)
+                return
         if self.restarter is not None and self._hold(request, part, None):
-            return
-        if self.spares is not None and sent.kind is Kind.STEP and int(part.slots[0]) in self.spares.ended:
-            self.spares.begin_episode(request, part)
             return
         on_reply = part.on_reply or partial(self._on_reply, request, part)
         if not request.stepped:
@@ -358,6 +363,8 @@ class Dispatcher:
 
     def _on_reply(self, request: BatchRequest, part: WorkerRequest, outcome: Frame | SlotError) -> None:
         worker = part.member.worker
+        if isinstance(outcome, WorkerDied) and self._lose_episode(request, part, outcome):
+            return
         if isinstance(outcome, WorkerDied) and self._hold(request, part, outcome):
             if self._images is not None:
                 self._images.forget_frame(worker, part.request_id)
@@ -499,10 +506,34 @@ class Dispatcher:
         error = worker.death_error()
         if self._images is not None:
             self._images.fail_worker(worker, error)
-        if self.spares is not None and self.spares.note_death(worker):
-            return
         if self.restarter is None or not self.restarter.start_restart(worker, error):
-            self._fail(error)
+            self._give_up(worker, error)
+        elif self.spares is not None:
+            self.spares.note_restart(worker, back=False)
+
+    def _give_up(self, worker: Worker, error: WorkerDied) -> None:
+        """Note that a worker has ended for good."""
+        if self.spares is not None:
+            alone = self.spares.is_spare(worker)
+            self.spares.note_death(worker)
+            if alone:
+                return
+        self._fail(error)
+
+    async def _restore_second(self, worker: Worker) -> None:
+        """Configure the new process of one of two workers of a slot."""
+        assert self.spares is not None
+        await self._worker_pool.configure_worker(worker)
+        self.spares.note_restart(worker, back=True)
+
+    def _lose_episode(self, request: BatchRequest, part: WorkerRequest, error: WorkerDied) -> bool:
+        """End the episode of a slot whose worker has died and is restarted, if the slot has another env."""
+        if self.spares is None or self.restarter is None or not request.stepped:
+            return False
+        if not (self.spares.can_take_over(part) and self.restarter.start_restart(part.member.worker, error)):
+            return False
+        self.spares.lose_episode(request, part)
+        return True
 
     def _fail(self, error: WorkerDied) -> None:
         # slots in flight get the error as their reply
@@ -516,3 +547,10 @@ def _step_of(part: WorkerRequest, views: list[memoryview], cuts: list[slice], pa
     """Take the actions of a worker request out of those of the whole batch."""
     fixed: Any = list(map(getitem, views, cuts))
     return SentRequest(Kind.STEP, fixed, payload, part.slots)
+
+
+def _meaning(restart: RestartPolicy, *, spares: bool) -> str:
+    """Return what a restart means for the slots of a worker, for the log."""
+    if spares:
+        return "the episode that it ran, if it ran one, is truncated"
+    return "its slots resume" if restart.resume else "the episodes of its slots are truncated"

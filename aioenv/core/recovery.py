@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aioenv.core.service_calls import StatsMerger
     from aioenv.process.supervisor import Worker
 
-__all__ = ["SlotHistory", "WorkerRecovery"]
+__all__ = ["SlotHistory", "WorkerRecovery", "derive_seed"]
 
 _log = logging.getLogger("aioenv")
 
@@ -142,12 +142,18 @@ class SlotHistory:
         lost = []
         for row in rows:
             slot = member.start + row
-            seed = _derive(self._seeds[slot], member.worker.generation)
+            seed = derive_seed(self._seeds[slot], member.worker.generation)
             if self._done[slot] is not None:
                 lost.append(LostRow(row, seed, observations[slot], bool(self._ended[slot]), self._state(slot)))
             elif slot in self._failed and not self._worker_pool.vectorized:
                 lost.append(LostRow(row, seed, None, True, self._state(slot)))
         return lost
+
+    def last_of(self, slot: int) -> tuple[list[Any], list[Any], Any, npt.NDArray[np.float64]]:
+        """Return the last observation of a slot, as the rows of arrays, as objects and as a whole, and its state."""
+        arrays, objects = [array[slot : slot + 1] for array in self._obs], [column[slot] for column in self._objects]
+        obs = next(iter(self._worker_pool.received.rows([array.copy() for array in arrays], [[o] for o in objects])))
+        return [array[0].copy() for array in arrays], objects, obs, self._states[slot]
 
     def last_of_failed(self, member: WorkerSlots) -> list[tuple[int, Any]]:
         """Return the rows of a worker that must be reset, with their last observations if these are known."""
@@ -198,7 +204,7 @@ class SlotHistory:
         return "step", actions.rows(arrays, objects or ())[index]
 
 
-def _derive(seed: int | None, generation: int) -> int | None:
+def derive_seed(seed: int | None, generation: int) -> int | None:
     """Derive a seed for an episode after a restart."""
     if seed is None:
         return None

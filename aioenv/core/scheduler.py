@@ -611,6 +611,8 @@ class RequestScheduler:
     def close(self) -> None:
         """Note that the workers are about to be closed: callers that wait get a ClosedError when they are gone."""
         self.closing = True
+        if self.dispatcher.spares is not None:
+            self.dispatcher.spares.closing = True
 
     def free(self) -> None:
         """Release the memory that the workers wrote into, once they are gone."""

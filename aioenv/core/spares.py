@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.core.recovery import derive_seed
 from aioenv.core.requests import reset_payload
 from aioenv.core.worker_pool import WorkerSlots
 from aioenv.errors import SlotError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.process.supervisor import ACCEPTS_REQUESTS, Worker
+from aioenv.spaces.infos import Columns, Gatherer, SchemaTable
 
 if TYPE_CHECKING:
+    from aioenv.core.recovery import SlotHistory
     from aioenv.core.requests import BatchRequest, WorkerRequest
     from aioenv.core.worker_pool import WorkerPool
 
@@ -61,9 +64,26 @@ class _Slot:
         waiting: the request that waits for this reply; since: when it began to wait, by `perf_counter`.
         last: the last observation of an episode that has ended, of which the next step begins the next one; None: its
             episode goes on.
+        lost: whether the episode was lost with its worker, which is restarted: the next step ends it.
+        restarted: whether the episode that begins now comes after such a one.
+        seeds: by worker, the seed of its first reset.
     """
 
-    __slots__ = ("_current", "last", "live", "number", "prepared", "since", "slot", "spare", "taken", "waiting")
+    __slots__ = (
+        "_current",
+        "last",
+        "live",
+        "lost",
+        "number",
+        "prepared",
+        "restarted",
+        "seeds",
+        "since",
+        "slot",
+        "spare",
+        "taken",
+        "waiting",
+    )
 
     def __init__(self, live: WorkerSlots, second: WorkerSlots) -> None:
         self.slot = live.start
@@ -76,6 +96,8 @@ class _Slot:
         self.waiting: tuple[BatchRequest, WorkerRequest] | None = None
         self.since = 0.0
         self.last: tuple[list[Any], list[Any]] | None = None
+        self.lost = self.restarted = False
+        self.seeds: dict[Worker, int | None] = {}
 
     def swap(self) -> None:
         """Let the two workers change places."""
@@ -99,10 +121,13 @@ class SpareEnvs:
         read_reply: reads a reply, or the error in its place, into its worker request; pauses no exhausted slot.
         exhaust: pauses the slots of a worker request whose envs have no further episode.
         complete: goes on with a reply that was held back until the next episode had begun.
+        history: the last observations of the slots, if workers are restarted; None: they are not.
+        is_restarting: tells whether a worker is being restarted.
 
     Attributes:
         ended: the slots whose next step begins an episode (NEXT_STEP).
         waits: how often a step has waited for a spare env.
+        closing: whether the vector env is being closed, so that ends of workers mean nothing.
         wait_s: how long slots have waited, in seconds, those that waited at the same time added up.
     """
 
@@ -115,10 +140,13 @@ class SpareEnvs:
         read_reply: Callable[[BatchRequest, WorkerRequest, Frame | SlotError], None],
         exhaust: Callable[[BatchRequest, WorkerRequest], None],
         complete: Callable[[BatchRequest, WorkerRequest], None],
+        history: SlotHistory | None,
+        is_restarting: Callable[[Worker], bool],
     ) -> None:
         self.ended: set[int] = set()
         self.waits = 0
         self.wait_s = 0.0
+        self.closing = False
         self._next_step = next_step
         self._has_seeds = worker_pool.reset_plan is not None and worker_pool.reset_plan.has_seeds
         self._numbered = worker_pool.reset_plan is not None
@@ -126,6 +154,8 @@ class SpareEnvs:
         self._read_reply = read_reply
         self._exhaust = exhaust
         self._complete = complete
+        self._history = history
+        self._is_restarting = is_restarting
         self._slots = [_Slot(*pair) for pair in zip(worker_pool.members, worker_pool.spares, strict=True)]
 
     # ------------------------------------------------------------ resets that the user asked for
@@ -144,9 +174,15 @@ class SpareEnvs:
         for number, seed in seeds.items():
             slot = self._slots[number]
             slot.last = slot.prepared = None
+            slot.lost = slot.restarted = False
             self.ended.discard(number)
+            if not _accepts(slot.live) and _accepts(slot.spare):
+                slot.swap()
             slot.number = 1 if start_over(number) else slot.number + 1
-            self._prepare(slot, None if self._has_seeds else spare_seed(seed))
+            second = None if self._has_seeds else spare_seed(seed)
+            if seed is not None:
+                slot.seeds = {slot.live.worker: seed, slot.spare.worker: second}
+            self._prepare(slot, second)
 
     # ------------------------------------------------------------ the ends of episodes
 
@@ -181,7 +217,7 @@ class SpareEnvs:
 
     def _take_over(self, slot: _Slot, request: BatchRequest, part: WorkerRequest) -> bool:
         """Let the spare env take over; return whether its episode has begun, and is in the request."""
-        alone = slot.spare.worker.state not in ACCEPTS_REQUESTS
+        alone = not _accepts(slot.spare)
         if alone:  # the slot goes on in the env that it has
             self._prepare(slot, None, in_live=True)
         else:
@@ -222,7 +258,11 @@ class SpareEnvs:
         if not source.exhausted:
             batch.state[row] = taken.batch.state[0]
             part.render_updates = source.render_updates
-        part.columns = [*part.columns, *(c._replace(positions=slice(row, row + 1)) for c in source.columns)]
+        here = slice(row, row + 1)
+        part.columns = [*part.columns, *(columns._replace(positions=here) for columns in source.columns)]
+        restarted, slot.restarted = slot.restarted, False
+        if restarted and not source.errors:
+            part.columns += _columns_of({"restarted": True}, here)
         if source.exhausted:
             self._exhaust(request, part)
 
@@ -249,40 +289,120 @@ class SpareEnvs:
         """Note that an env was reset. Its reply is read in any case, as later ones refer to the schemas in it."""
         self._read_reply(request, request.parts[0], outcome)
         request.open = 0
-        if slot.taken is request and slot.waiting is not None:
-            waiting, slot.taken, slot.waiting = slot.waiting, None, None
-            self.waits += 1
-            self.wait_s += perf_counter() - slot.since
-            self._begin(slot, request, *waiting)
-            self._complete(*waiting)
+        if slot.taken is not request or slot.waiting is None:
+            return
+        if isinstance(outcome, WorkerDied) and self._is_restarting(slot.live.worker):
+            slot.taken = None  # the episode begins in the env that is there first
+            if _accepts(slot.spare):
+                slot.swap()
+                slot.taken, slot.prepared = slot.prepared, None
+                slot.number += 1
+            if slot.taken is None or slot.taken.open:
+                return
+            request = slot.taken
+        self._end_wait(slot, request)
+
+    def _end_wait(self, slot: _Slot, taken: BatchRequest) -> None:
+        assert slot.waiting is not None
+        waiting, slot.taken, slot.waiting = slot.waiting, None, None
+        self.waits += 1
+        self.wait_s += perf_counter() - slot.since
+        self._begin(slot, taken, *waiting)
+        self._complete(*waiting)
 
     # ------------------------------------------------------------ the ends of workers
 
     def can_go_on(self, slot: int) -> bool:
-        """Return whether a slot has an env whose worker is alive."""
-        both = self._slots[slot]
-        return any(member.worker.state in ACCEPTS_REQUESTS for member in (both.live, both.spare))
+        """Return whether a slot has an env whose worker is alive, or is being restarted."""
+        both = self._slots[slot].live, self._slots[slot].spare
+        return any(_accepts(member) or self._is_restarting(member.worker) for member in both)
 
     def living(self, slots: Sequence[int]) -> list[WorkerSlots]:
         """Return the spare workers of these slots that are alive."""
         each = (self._slots[slot].spare for slot in slots)
-        return [member for member in each if member.worker.state in ACCEPTS_REQUESTS]
+        return [member for member in each if _accepts(member)]
 
-    def note_death(self, worker: Worker) -> bool:
-        """Note that a worker has ended; return whether it was a spare one, so that its slot goes on."""
+    def note_death(self, worker: Worker) -> None:
+        """Note that a worker has ended, and is not restarted: its slot goes on in the other env, if that is alive."""
         slot = self._slots[worker.slots[0]]
-        if slot.spare.worker is worker:
-            if slot.live.worker.state in ACCEPTS_REQUESTS:
-                with contextlib.suppress(Exception):  # of a log handler
-                    _log.warning(
-                        "the spare env of slot %d is gone: %s; from now on steps wait for the resets of this slot",
-                        slot.slot,
-                        worker.death_error(),
-                    )
-                return True
-            return False
-        slot.last = None
-        self.ended.discard(slot.slot)
-        if slot.spare.worker.state in ACCEPTS_REQUESTS:
-            slot.swap()
-        return False
+        if slot.live.worker is worker:
+            slot.last = None
+            self.ended.discard(slot.slot)
+            if _accepts(slot.spare):
+                slot.swap()
+        elif _accepts(slot.live) and not self.closing:
+            with contextlib.suppress(Exception):  # of a log handler
+                _log.warning(
+                    "the spare env of slot %d is gone: %s; from now on steps wait for the resets of this slot",
+                    slot.slot,
+                    worker.death_error(),
+                )
+        if slot.waiting is not None and slot.taken is None and not self.can_go_on(slot.slot):
+            self._prepare(slot, None, in_live=True)  # which fails
+            assert slot.prepared is not None
+            self._end_wait(slot, slot.prepared)
+
+    def is_spare(self, worker: Worker) -> bool:
+        """Return whether a slot goes on in another env than that of this worker."""
+        slot = self._slots[worker.slots[0]]
+        return slot.spare.worker is worker and _accepts(slot.live)
+
+    def note_restart(self, worker: Worker, *, back: bool) -> None:
+        """Note that a worker is being restarted (`back` is False), or is back: prepare an episode in its new env."""
+        slot = self._slots[worker.slots[0]]
+        if not back:
+            # an episode that has ended, or that the other env runs, is not lost
+            slot.lost |= slot.live.worker is worker and slot.last is None and slot.waiting is None
+            return
+        seed = None if self._has_seeds else derive_seed(slot.seeds.get(worker), worker.generation)
+        if slot.waiting is not None and slot.taken is None:
+            if slot.spare.worker is worker:
+                slot.swap()
+            self._prepare(slot, seed, in_live=True)
+            slot.taken, slot.prepared = slot.prepared, None
+        elif slot.spare.worker is worker:
+            self._prepare(slot, seed)
+
+    def is_lost(self, slot: int) -> bool:
+        """Return whether the next step of a slot ends an episode that was lost with its worker."""
+        return self._slots[slot].lost
+
+    def can_take_over(self, part: WorkerRequest) -> bool:
+        """Return whether a worker is alive in which the slot of a worker request can go on."""
+        slot = self._slots[part.slots[0]]
+        return _accepts(slot.live) or _accepts(slot.spare)
+
+    def lose_episode(self, request: BatchRequest, part: WorkerRequest) -> None:
+        """Answer a step with the truncated end of an episode that was lost with its worker; `complete` gets it."""
+        slot, batch, row = self._slots[part.slots[0]], request.batch, part.start
+        assert self._history is not None
+        slot.lost = False
+        arrays, objects, obs, state = self._history.last_of(slot.slot)
+        for mine, theirs in zip(batch.received, arrays, strict=True):
+            mine[row] = theirs
+        batch.state[row] = state
+        batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, True
+        part.objects = [[item] for item in objects]
+        info = {"restarted": True}
+        if self._next_step:
+            part.columns = _columns_of(info, slice(row, row + 1))
+            slot.last = arrays, part.objects
+            self.ended.add(slot.slot)
+            self._complete(request, part)
+            return
+        part.columns = _columns_of({"final_obs": obs, "final_info": info}, slice(row, row + 1))
+        slot.restarted = True
+        if self._take_over(slot, request, part):
+            self._complete(request, part)
+
+
+def _accepts(member: WorkerSlots) -> bool:
+    return member.worker.state in ACCEPTS_REQUESTS
+
+
+def _columns_of(info: dict[str, Any], positions: slice) -> list[Columns]:
+    """Return the info of one row as columns."""
+    gatherer, schemas = Gatherer(), SchemaTable({})
+    groups = gatherer.gather([(0, info)], [0])
+    schemas.update(gatherer.take_new_schemas())
+    return [schemas.unpack(group, positions, 1) for group in groups]
