@@ -315,7 +315,12 @@ class Dispatcher:
         if self.trace is not None:
             self._trace_request(request, part, again=part.sent is sent)
         part.sent = sent
-        if self.spares is not None and sent.kind is Kind.STEP:
+        if self.spares is not None and sent.kind is Kind.RESET and len(sent.slots):
+            if self.spares.takes_reset(int(sent.slots[0])):
+                request.batch.clear(part.start, part.stop)
+                self.spares.begin_episode(request, part)
+                return
+        elif self.spares is not None:
             if int(part.slots[0]) in self.spares.ended:
                 self.spares.begin_episode(request, part)
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -66,22 +66,29 @@ class _Slot:
             episode goes on.
         lost: whether the episode was lost with its worker, which is restarted: the next step ends it.
         restarted: whether the episode that begins now comes after such a one.
+        held: whether an episode that ends is followed by a reset that was announced (see `SpareEnvs.reserve`).
+        reserved: whether `prepared` is the one that was announced; reserved_seed: its seed.
+        taking: whether the reset that is being sent is that one.
         seeds: by worker, the seed of its first reset.
     """
 
     __slots__ = (
         "_current",
+        "held",
         "last",
         "live",
         "lost",
         "number",
         "prepared",
+        "reserved",
+        "reserved_seed",
         "restarted",
         "seeds",
         "since",
         "slot",
         "spare",
         "taken",
+        "taking",
         "waiting",
     )
 
@@ -96,7 +103,8 @@ class _Slot:
         self.waiting: tuple[BatchRequest, WorkerRequest] | None = None
         self.since = 0.0
         self.last: tuple[list[Any], list[Any]] | None = None
-        self.lost = self.restarted = False
+        self.lost = self.restarted = self.held = self.reserved = self.taking = False
+        self.reserved_seed: int | None = None
         self.seeds: dict[Worker, int | None] = {}
 
     def swap(self) -> None:
@@ -173,9 +181,14 @@ class SpareEnvs:
         """
         for number, seed in seeds.items():
             slot = self._slots[number]
-            slot.last = slot.prepared = None
+            slot.last = None
             slot.lost = slot.restarted = False
             self.ended.discard(number)
+            if slot.held:
+                slot.taking = slot.reserved and slot.reserved_seed == seed and _accepts(slot.spare)
+                slot.number += not slot.taking
+                continue
+            slot.prepared = None
             if not _accepts(slot.live) and _accepts(slot.spare):
                 slot.swap()
             slot.number = 1 if start_over(number) else slot.number + 1
@@ -183,6 +196,27 @@ class SpareEnvs:
             if seed is not None:
                 slot.seeds = {slot.live.worker: seed, slot.spare.worker: second}
             self._prepare(slot, second)
+
+    # ------------------------------------------------------------ resets that are known before
+
+    def reserve(self, slot: int, seed: int | None) -> None:
+        """Prepare the reset with this seed that the slot gets next; until `release`, no other episode is prepared."""
+        both = self._slots[slot]
+        both.held = both.reserved = True
+        both.reserved_seed = seed
+        self._prepare(both, seed)
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Prepare the next episodes of these slots as usual again."""
+        for number in slots:
+            slot = self._slots[number]
+            if slot.held:
+                slot.held = slot.reserved = False
+                self._prepare(slot, None)
+
+    def takes_reset(self, slot: int) -> bool:
+        """Return whether the reset of a slot that is being sent was prepared, so that `begin_episode` answers it."""
+        return self._slots[slot].taking
 
     # ------------------------------------------------------------ the ends of episodes
 
@@ -196,6 +230,8 @@ class SpareEnvs:
         if not (batch.terminated[row] or batch.truncated[row]) or part.errors or not request.stepped:
             return False
         slot = self._slots[part.slots[0]]
+        if slot.held:
+            return False
         if not self._next_step:
             return not self._take_over(slot, request, part)
         slot.last = [array[row].copy() for array in batch.received], [list(column) for column in part.objects]
@@ -203,8 +239,12 @@ class SpareEnvs:
         return False
 
     def begin_episode(self, request: BatchRequest, part: WorkerRequest) -> None:
-        """Answer a step that begins an episode (NEXT_STEP): the action is not used; `complete` gets the reply."""
+        """Answer a step that begins an episode (NEXT_STEP), whose action is not used, or a reset that was prepared.
+
+        `complete` gets the reply.
+        """
         slot = self._slots[part.slots[0]]
+        slot.taking = False
         batch, row = request.batch, part.start
         batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, False
         if self._take_over(slot, request, part):
@@ -225,7 +265,9 @@ class SpareEnvs:
         taken, slot.prepared = slot.prepared, None
         if not alone:
             slot.number += 1
-            self._prepare(slot, None)
+            slot.reserved = False
+            if not slot.held:
+                self._prepare(slot, None)
         assert taken is not None
         if not taken.open:
             self._begin(slot, taken, request, part)
@@ -360,8 +402,10 @@ class SpareEnvs:
                 slot.swap()
             self._prepare(slot, seed, in_live=True)
             slot.taken, slot.prepared = slot.prepared, None
-        elif slot.spare.worker is worker:
+        elif slot.spare.worker is worker and not slot.held:
             self._prepare(slot, seed)
+        elif slot.spare.worker is worker and slot.reserved:
+            self._prepare(slot, slot.reserved_seed)
 
     def is_lost(self, slot: int) -> bool:
         """Return whether the next step of a slot ends an episode that was lost with its worker."""
@@ -391,6 +435,10 @@ class SpareEnvs:
             self._complete(request, part)
             return
         part.columns = _columns_of({"final_obs": obs, "final_info": info}, slice(row, row + 1))
+        if slot.held:
+            part.columns += _columns_of(info, slice(row, row + 1))
+            self._complete(request, part)
+            return
         slot.restarted = True
         if self._take_over(slot, request, part):
             self._complete(request, part)
