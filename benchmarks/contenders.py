@@ -32,7 +32,7 @@ from aioenv.cli.contenders import (
 )
 from aioenv.platform import usable_cpus
 
-__all__ = ["BASELINES", "CONTENDERS", "LocksteppedLoops", "Policy", "TwoLayers"]
+__all__ = ["BASELINES", "CONTENDERS", "LocksteppedLoops", "Policy", "TwoLayers", "loops_at_once"]
 
 BARRIER_S = 60.0  # within which all loops must be ready
 DONE = b"."
@@ -43,10 +43,14 @@ DONE = b"."
 
 def bare_loops(workload: Workload) -> Throughput:
     """Measure a bare loop on each usable CPU, all at once: CPUs may share a core, or a clock."""
-    cpus = usable_cpus()
-    barrier = multiprocessing.Barrier(cpus)
+    return loops_at_once([workload] * usable_cpus())
+
+
+def loops_at_once(workloads: Sequence[Workload]) -> Throughput:
+    """Measure bare loops, each in a process of its own, all at once."""
+    barrier = multiprocessing.Barrier(len(workloads))
     running = []
-    for _ in range(cpus):
+    for workload in workloads:
         reading, writing = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.Process(target=_send_bare, args=(workload, barrier, writing))
         process.start()

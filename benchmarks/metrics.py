@@ -43,6 +43,7 @@ from benchmarks.images import (
     worker_images,
 )
 from benchmarks.loop_time import LOOP_TIME_KEYS, loop_time
+from benchmarks.resets import RATE, RESETS
 from benchmarks.training import TRAINING_KEYS, TRAJECTORY, train_cleanrl, train_sb3
 
 __all__ = [
@@ -422,6 +423,14 @@ METRICS: dict[str, Metric] = {
         {"gymnasium-async": _uneven_gymnasium, "aioenv-step": _uneven_step, "aioenv-recv": _uneven_recv},
         {"x async": "gymnasium-async", "x lock-step": "aioenv-step"},
         env="uneven",
+        num_envs=32,
+    ),
+    "resets": Metric(
+        "Resets that take as long as many steps, one worker an env",
+        (RATE,),
+        RESETS,
+        {"x async": "gymnasium-async", "x bare": "bare", "x instant": "aioenv-instant"},
+        env="SleepingResets-v0",
         num_envs=32,
     ),
     "stats": Metric(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aioenv.cli.contenders import MAX_PROCESSES
 from benchmarks.contenders import CONTENDERS
 from benchmarks.metrics import METRICS
+from benchmarks.resets import LONGER, RESET_ENVS
 
 __all__ = ["AWAITED", "CHEAP_ENVS", "CHEAP_TASKS", "COST_ENVS", "ROWS", "Row", "estimate_s"]
 
@@ -39,6 +40,7 @@ MUJOCO_MORE = (
 # Metrics that take as long as the clock runs.
 CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time")
 SLOW_METRICS = ("memory", "pool-exact", "render-workers")
+RESET_ROWS = {f"resets-{env.removesuffix('Resets-v0').lower()}": env for env in RESET_ENVS}
 COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
 CHEAP_ENVS = (1, 4, 8, 16, 64)
 CHEAP_TASKS = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5"}
@@ -107,9 +109,9 @@ def _rows() -> Iterable[Row]:
         for n in CHEAP_ENVS:
             yield Row(f"cheap-{name}-{n}", env, n, CHEAP, metric="cheap", quick=n in (1, 8))
     for name, metric in METRICS.items():
-        yield Row(
-            name, metric.env, metric.num_envs, tuple(metric.measures), metric=name, quick=name not in SLOW_METRICS
-        )
+        measures = tuple(metric.measures)
+        for key, env in (RESET_ROWS if name == "resets" else {name: metric.env}).items():
+            yield Row(key, env, metric.num_envs, measures, metric=name, quick=name not in SLOW_METRICS)
 
 
 ROWS: dict[str, Row] = {row.key: row for row in _rows()}
@@ -125,6 +127,7 @@ _HEAVY_IMPORTS_S = {
 }
 _A_PROCESS_S = {"torchrl-parallel": 0.06, "tianshou-subproc": 0.03, "sb3-subproc": 0.015, "gymnasium-async": 0.012}
 _AN_ENV_S = 0.001
+_WARM_UP_S = 0.3
 _METRIC_S = {
     "startup: gymnasium-forkserver": 12.0,
     "startup: aioenv-spawn": 14.0,
@@ -146,6 +149,7 @@ def estimate_s(row: Row, rounds: int, seconds: float) -> float:
     for name in row.entries:
         if not row.timed:
             each = _METRIC_S.get(name, _IMPORTS_S + 0.5) + (seconds if row.metric in CLOCKED else 0.0)
+            each += LONGER * (seconds + _WARM_UP_S) if row.metric == "resets" else 0.0
         elif name in _A_PROCESS_S and row.num_envs > MAX_PROCESSES:
             each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S)
         else:

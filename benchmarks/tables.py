@@ -125,9 +125,9 @@ def tables(content: dict[str, Any]) -> dict[str, list[Row]]:
     """Return the tables of a run by their names, those without a row left out."""
     machine = _machine(content)
     found: dict[str, list[Row]] = {}
-    for key, row in content["rows"].items():
+    for row in content["rows"].values():
         date = row["at"].split()[0]
-        for name, measured in _tables_of(key, row, content["machine"]["usable_cpus"]):
+        for name, measured in _tables_of(row, content["machine"]["usable_cpus"]):
             measured |= {"task": row["env"], "num_envs": str(row["num_envs"]), "date": date, "machine": machine}
             found.setdefault(name, []).append({column: measured[column] for column in COLUMNS_OF.get(name, COLUMNS)})
     if found:
@@ -137,14 +137,14 @@ def tables(content: dict[str, Any]) -> dict[str, list[Row]]:
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _tables_of(key: str, row: dict[str, Any], cpus: int) -> Iterator[tuple[str, Row]]:
+def _tables_of(row: dict[str, Any], cpus: int) -> Iterator[tuple[str, Row]]:
     """Yield the measurements of a row of the suite, each with the name of its table."""
     results = {result["contender"]: result for result in row["results"] if result["rounds"]}
     for name, result in results.items():
         mark = load_mark(result)
         if row["metric"] in METRICS:
             for measured in _of_metric(METRICS[row["metric"]], name, result):
-                yield key, measured
+                yield row["metric"], measured
             continue
         label = CONTENDERS[name].label
         rates = (result["env_steps_per_s"], result.get("min"), result.get("max"))

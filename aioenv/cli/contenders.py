@@ -526,8 +526,8 @@ def _torchrl(workload: Workload) -> Throughput:
     import torch
     from torchrl.envs import GymWrapper, ParallelEnv
 
-    def create() -> Any:
-        return GymWrapper(workload.make_env(), categorical_action_encoding=True)
+    def create(make: Callable[[], Any]) -> Any:
+        return GymWrapper(make(), categorical_action_encoding=True)
 
     def begin(envs: Any) -> Callable[[Any], Any]:
         envs.set_seed(0)
@@ -539,7 +539,9 @@ def _torchrl(workload: Workload) -> Throughput:
 
         return step
 
-    return measure_blocking(workload, lambda: ParallelEnv(workload.num_envs, create, mp_start_method="fork"), begin)
+    makes = [{"make": make} for make in workload.factories]
+    make_all = partial(ParallelEnv, workload.num_envs, create, create_env_kwargs=makes, mp_start_method="fork")
+    return measure_blocking(workload, make_all, begin)
 
 
 def _pufferlib(workload: Workload) -> Throughput:

@@ -17,6 +17,7 @@ from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS as TIMED
 from benchmarks.loop_time import CallbackClock
 from benchmarks.metrics import CONTENDERS, METRICS, REGISTRY
+from benchmarks.resets import RATE, STEP_S
 from tests.kits.cli_kit import STARTS, needs_opengl, spy_on_starts
 
 
@@ -35,6 +36,7 @@ def test_loop_time_is_measured(env, tmp_path, capfd):
     assert f"{row['callbacks p99']:,.2f}" in capfd.readouterr().out
 
 
+OURS = ["aioenv-step", "aioenv-recv", "aioenv-spares", "aioenv-spares-recv", "aioenv-instant", "bare"]
 LAUNCHERS = ["gymnasium-forkserver", "gymnasium-preload", *(f"aioenv-{start}" for start in START_METHODS)]
 
 
@@ -89,6 +91,24 @@ def test_metrics_are_measured(metric, env, contenders, baselines, keys, tmp_path
         assert row["contender"] in output and f"{row[keys[0]]:,.2f}" in output
     assert main([metric, "--list"]) == 0
     assert capfd.readouterr().out.split("\n")[:-1] == contenders
+
+
+def test_spare_envs_hide_resets():
+    """Resets take half as long as episodes. In processes of their own: a `multiprocessing.Barrier` keeps memory."""
+    workload = Workload("HalfResets-v0", 2, seconds=0.1, warm_up_s=0.03)
+    found = {name: run_contender(f"resets: {name}", workload)[RATE] for name in OURS}
+    assert found["aioenv-spares"] > 1.2 * found["aioenv-step"]
+    assert all(found[name] < 2 / STEP_S for name in OURS)
+    with pytest.raises(NotApplicable, match="takes one of SleepingResets-v0, "):
+        METRICS["resets"].measures["bare"](Workload("noop", 2, 0.01))
+
+
+@pytest.mark.parametrize("name", ["gymnasium-async", "sb3-subproc", "torchrl-parallel"])
+def test_other_libraries_wait_for_resets(name):
+    result = run_contender(f"resets: {name}", Workload("HalfResets-v0", 2, seconds=0.05, warm_up_s=0.01))
+    if "not_applicable" in result:
+        pytest.skip(result["not_applicable"])
+    assert 0 < result[RATE] < 2 / STEP_S
 
 
 @needs_opengl
