@@ -536,9 +536,9 @@ class Dispatcher:
         return True
 
     def _fail(self, error: WorkerDied) -> None:
-        # slots in flight get the error as their reply
-        reported = (SlotState.IN_FLIGHT, SlotState.READY)
-        if slots := tuple(slot for slot in error.slots if self._table.state(slot) not in reported):
+        # slots in flight get the error as their reply; one that goes on in its other env must be reset in any case
+        reported, goes_on = (SlotState.IN_FLIGHT, SlotState.READY), self._table.can_go_on or (lambda _: False)
+        if slots := tuple(slot for slot in error.slots if goes_on(slot) or self._table.state(slot) not in reported):
             error.concern(slots)
             self._table.fail(error)
 
