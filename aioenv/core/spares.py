@@ -185,7 +185,7 @@ class SpareEnvs:
             slot.lost = slot.restarted = False
             self.ended.discard(number)
             if slot.held:
-                slot.taking = slot.reserved and slot.reserved_seed == seed and _accepts(slot.spare)
+                slot.taking = slot.prepared is not None and slot.reserved_seed == seed and _accepts(slot.spare)
                 slot.number += not slot.taking
                 continue
             slot.prepared = None
@@ -257,22 +257,20 @@ class SpareEnvs:
 
     def _take_over(self, slot: _Slot, request: BatchRequest, part: WorkerRequest) -> bool:
         """Let the spare env take over; return whether its episode has begun, and is in the request."""
-        alone = not _accepts(slot.spare)
-        if alone:  # the slot goes on in the env that it has
-            self._prepare(slot, None, in_live=True)
+        taken = slot.prepared
+        if taken is None or not _accepts(slot.spare):  # the slot goes on in the env that it has
+            taken = self._reset_live(slot, None)
         else:
             slot.swap()
-        taken, slot.prepared = slot.prepared, None
-        if not alone:
+            slot.prepared, slot.reserved = None, False
             slot.number += 1
-            slot.reserved = False
             if not slot.held:
                 self._prepare(slot, None)
-        assert taken is not None
-        if not taken.open:
+        lost = not taken.open and _has_died(taken) and self._is_restarting(slot.live.worker)
+        if not taken.open and not lost:
             self._begin(slot, taken, request, part)
             return True
-        slot.taken, slot.waiting, slot.since = taken, (request, part), perf_counter()
+        slot.taken, slot.waiting, slot.since = None if lost else taken, (request, part), perf_counter()
         return False
 
     def _begin(self, slot: _Slot, taken: BatchRequest, request: BatchRequest, part: WorkerRequest) -> None:
@@ -310,17 +308,27 @@ class SpareEnvs:
 
     # ------------------------------------------------------------ resets of spare envs
 
-    def _prepare(self, slot: _Slot, seed: int | None, *, in_live: bool = False) -> None:
-        """Begin the slot's next episode in its spare env, or in the one that it has."""
-        member = slot.current if in_live else slot.spare
-        request = self._make_request([(member, np.array([slot.slot]))], 0, reused=False)
+    def _prepare(self, slot: _Slot, seed: int | None) -> None:
+        """Begin the slot's next episode in its spare env."""
+        request = slot.prepared = self._make_reset(slot.spare)
+        self._send_reset(slot, slot.spare, request, seed)
+
+    def _reset_live(self, slot: _Slot, seed: int | None) -> BatchRequest:
+        """Begin the slot's next episode in the env that it has; return the request."""
+        request = self._make_reset(slot.current)
+        self._send_reset(slot, slot.current, request, seed)
+        slot.number += 1
+        return request
+
+    def _make_reset(self, member: WorkerSlots) -> BatchRequest:
+        request = self._make_request([(member, np.array([member.start]))], 0, reused=False)
         request.stepped = False
-        slot.prepared = request
+        return request
+
+    def _send_reset(self, slot: _Slot, member: WorkerSlots, request: BatchRequest, seed: int | None) -> None:
         part = request.parts[0]
         number = (slot.number,) if self._numbered else None
         payload = reset_payload(member, [slot.slot], [seed], None, whole=False, automatic=True, episodes=number)
-        if in_live:
-            slot.number += 1
         on_reply = partial(self._on_reply, slot, request)
         try:
             member.worker.submit(Kind.RESET, (), payload, into=part.into[1], on_reply=on_reply)
@@ -331,11 +339,13 @@ class SpareEnvs:
         """Note that an env was reset. Its reply is read in any case, as later ones refer to the schemas in it."""
         self._read_reply(request, request.parts[0], outcome)
         request.open = 0
+        if slot.prepared is request and isinstance(outcome, WorkerDied):
+            slot.prepared = None
         if slot.taken is not request or slot.waiting is None:
             return
         if isinstance(outcome, WorkerDied) and self._is_restarting(slot.live.worker):
             slot.taken = None  # the episode begins in the env that is there first
-            if _accepts(slot.spare):
+            if slot.prepared is not None and _accepts(slot.spare):
                 slot.swap()
                 slot.taken, slot.prepared = slot.prepared, None
                 slot.number += 1
@@ -380,9 +390,7 @@ class SpareEnvs:
                     worker.death_error(),
                 )
         if slot.waiting is not None and slot.taken is None and not self.can_go_on(slot.slot):
-            self._prepare(slot, None, in_live=True)  # which fails
-            assert slot.prepared is not None
-            self._end_wait(slot, slot.prepared)
+            self._end_wait(slot, self._reset_live(slot, None))  # which fails
 
     def is_spare(self, worker: Worker) -> bool:
         """Return whether a slot goes on in another env than that of this worker."""
@@ -400,8 +408,8 @@ class SpareEnvs:
         if slot.waiting is not None and slot.taken is None:
             if slot.spare.worker is worker:
                 slot.swap()
-            self._prepare(slot, seed, in_live=True)
-            slot.taken, slot.prepared = slot.prepared, None
+            taken = self._reset_live(slot, seed)
+            slot.taken = taken if taken.open else None  # or the worker is gone again
         elif slot.spare.worker is worker and not slot.held:
             self._prepare(slot, seed)
         elif slot.spare.worker is worker and slot.reserved:
@@ -442,6 +450,10 @@ class SpareEnvs:
         slot.restarted = True
         if self._take_over(slot, request, part):
             self._complete(request, part)
+
+
+def _has_died(request: BatchRequest) -> bool:
+    return any(isinstance(error, WorkerDied) for error in request.parts[0].errors)
 
 
 def _accepts(member: WorkerSlots) -> bool:
