@@ -45,7 +45,6 @@ from aioenv.core.episode_tracker import check_episode_stats
 from aioenv.core.images import EnvImages
 from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult, WorkerInfo
-from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
 from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
@@ -903,7 +902,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """
         steps = 0 if self._backend is None else self._backend.table.steps
         waits = 0, 0.0
-        if isinstance(self._backend, RequestScheduler) and (spares := self._backend.dispatcher.spares) is not None:
+        if self._backend is not None and (spares := self._backend.spares) is not None:
             waits = spares.waits, spares.wait_s
         stats = self._clock.stats(self.num_envs, steps, waits)
         if reset:

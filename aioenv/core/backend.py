@@ -20,6 +20,7 @@ from aioenv.spaces.layout import Arrays, Layout
 if TYPE_CHECKING:
     from aioenv.core.episode_tracker import EpisodeTracker, InProcessEpisodeTracker
     from aioenv.core.recovery import SlotHistory
+    from aioenv.core.spares import SpareEnvs
     from aioenv.process.supervisor import Worker
     from aioenv.rendering.step_images import StepImages
     from aioenv.rendering.step_pool import StepRenderPool
@@ -206,6 +207,10 @@ class Backend(Protocol):
     @property
     def episodes(self) -> EpisodeTracker | InProcessEpisodeTracker | None:
         """The counter of episodes; None if they are not counted."""
+
+    @property
+    def spares(self) -> SpareEnvs | None:
+        """The second envs of the slots; None if there are none."""
 
     # ------------------------------------------------------------ whole batches
 

@@ -199,7 +199,7 @@ class WorkerGroup:
         """
         scheduler = self._scheduler
         scheduler.table.check_send(self._index, name, reset=True)
-        spares, sent = scheduler.dispatcher.spares, []
+        spares, sent = scheduler.spares, []
 
         def starts_over(slot: int) -> bool:  # None in a list of seeds: this slot goes on with its plan
             return every_slot and not (each and seeds.get(slot) is None)
@@ -444,7 +444,7 @@ class WorkerRolloutBackend:
         resets: Any = np.zeros(len(slots), np.bool_)
         if pending_reset:
             resets = np.array(await scheduler.call_service(slots, "rollout", "pending_resets", lambda _: ()), np.bool_)
-            if (spares := scheduler.dispatcher.spares) is not None:
+            if (spares := scheduler.spares) is not None:
                 resets |= np.isin(slots, list(spares.ended))
         return InitialState(slots, outcome.obs, outcome.objects, resets)
 

@@ -41,6 +41,7 @@ from aioenv.worker.vector_access import refuse_some
 if TYPE_CHECKING:
     from aioenv.core.episode_tracker import EpisodeTracker
     from aioenv.core.recovery import SlotHistory
+    from aioenv.core.spares import SpareEnvs
     from aioenv.process.restart import Restarter
     from aioenv.tracing.timeline import Trace
 
@@ -139,7 +140,7 @@ class RequestScheduler:
         self.merger = self.dispatcher.merger
         waitable = all(member.worker.poll_fd is not None for member in worker_pool.members)
         # a reply may wait for that of a spare env
-        self.needs_replies_only = waitable and not (images or pixel_renderer or self.merger or self.dispatcher.spares)
+        self.needs_replies_only = waitable and not (images or pixel_renderer or self.merger or self.spares)
         self.timeouts = ReplyTimeouts(worker_pool, timeout_s, on_timeout, self.restarter)
         if self.merger is not None:
             self.merger.timeouts = self.timeouts
@@ -163,6 +164,11 @@ class RequestScheduler:
     def episodes(self) -> EpisodeTracker | None:
         """Counts episodes; None if they are not counted."""
         return self.dispatcher.episodes
+
+    @property
+    def spares(self) -> SpareEnvs | None:
+        """The second envs of the slots; None if there are none."""
+        return self.dispatcher.spares
 
     # ------------------------------------------------------------ whole batches
 
@@ -305,8 +311,8 @@ class RequestScheduler:
             start_over: whether the episodes of a slot are numbered from 0 again.
         """
         self.table.note_reset(slots)
-        if self.dispatcher.spares is not None:
-            self.dispatcher.spares.note_reset(seeds, start_over=start_over)
+        if self.spares is not None:
+            self.spares.note_reset(seeds, start_over=start_over)
         if self.history is not None:
             self.history.note_seeds(seeds)
 
@@ -320,7 +326,7 @@ class RequestScheduler:
         for part in request.parts:
             # held until the worker is started again
             held = part.sent is not None and part.member.worker.state not in ACCEPTS_REQUESTS
-            waits = self.dispatcher.spares is not None and self.dispatcher.spares.is_waiting(part)
+            waits = self.spares is not None and self.spares.is_waiting(part)
             if (
                 held
                 or waits
@@ -611,8 +617,8 @@ class RequestScheduler:
     def close(self) -> None:
         """Note that the workers are about to be closed: callers that wait get a ClosedError when they are gone."""
         self.closing = True
-        if self.dispatcher.spares is not None:
-            self.dispatcher.spares.closing = True
+        if self.spares is not None:
+            self.spares.closing = True
 
     def free(self) -> None:
         """Release the memory that the workers wrote into, once they are gone."""

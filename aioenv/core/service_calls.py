@@ -56,8 +56,8 @@ async def call_workers(
         mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
         if mine:
             shares.append((member, mine))
-    if spares and scheduler.dispatcher.spares is not None:  # first: the results of the others count
-        alive = scheduler.dispatcher.spares.living(numbers.tolist())
+    if spares and scheduler.spares is not None:  # first: the results of the others count
+        alive = scheduler.spares.living(numbers.tolist())
         shares = [*((member, [member.start]) for member in alive), *shares]
     if scheduler.restarter is not None:
         await scheduler.timeouts.wait_for_restarts(what, [member for member, _ in shares])

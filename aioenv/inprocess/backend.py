@@ -237,6 +237,7 @@ class InProcessBackend:
     """
 
     history = None  # there is no worker whose slots could be resumed
+    spares = None
     single_observation_space: Space[Any]
     observation_space: Space[Any]
     single_action_space: Space[Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence, Set
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -200,6 +200,7 @@ class _EpisodesRun:
         self._queue = deque(range(len(seeds)))
         self._running: dict[int, _RunningEpisode] = {}  # by slot
         self._to_reset: dict[int, _RunningEpisode] = {}  # to be reset next
+        self._reserved: dict[int, int] = {}  # by slot, the number of the episode that its spare env begins meanwhile
         self._started = np.zeros(n, np.bool_)
         self._paused: list[int] = []
         self._ended = False
@@ -219,13 +220,16 @@ class _EpisodesRun:
         """Resume the slots that were paused here; no further episode is run."""
         self._ended = True
         self._stepper.close()
+        if self._backend.spares is not None:
+            self._backend.spares.release(range(self._backend.num_envs))
         own = [slot for slot in self._paused if slot not in self._backend.table.exhausted]
         self._backend.table.resume(np.array(own, np.int64))
 
     def _start_next(self, slot: int) -> None:
         """Begin the next episode on a free slot, or pause the slot."""
-        if self._queue:
-            self._to_reset[slot] = _RunningEpisode(self._queue.popleft(), 1)
+        number = self._reserved.pop(slot, None)
+        if number is not None or self._queue:
+            self._to_reset[slot] = _RunningEpisode(self._queue.popleft() if number is None else number, 1)
         else:
             self._paused.append(slot)
             self._backend.table.pause([slot])
@@ -262,12 +266,24 @@ class _EpisodesRun:
         self._started[:] = False
         for slot, running in reset.items():
             if slot in self._backend.table.exhausted:
+                if (reserved := self._reserved.pop(slot, None)) is not None:
+                    self._queue.appendleft(reserved)
                 self._queue.appendleft(running.number)
             else:
                 self._running[slot] = running
                 self._started[slot] = True
+        self._reserve(reset)
         self._redistribute()
         return ended
+
+    def _reserve(self, slots: Iterable[int]) -> None:
+        """Let the spare envs of slots, if there are any, begin the episodes that the slots run next."""
+        spares = self._backend.spares
+        for slot in slots if spares is not None else ():
+            assert spares is not None
+            if self._queue and slot in self._running and slot not in self._reserved:
+                self._reserved[slot] = self._queue.popleft()
+                spares.reserve(slot, self._seeds[self._reserved[slot]])
 
     async def _call_policy(self) -> tuple[Any, Any]:
         """Return the actions of the policy for all slots, as arrays and objects."""
