@@ -537,8 +537,9 @@ class Dispatcher:
 
     def _fail(self, error: WorkerDied) -> None:
         # slots in flight get the error as their reply; one that goes on in its other env must be reset in any case
-        reported, goes_on = (SlotState.IN_FLIGHT, SlotState.READY), self._table.can_go_on or (lambda _: False)
-        if slots := tuple(slot for slot in error.slots if goes_on(slot) or self._table.state(slot) not in reported):
+        reported, spares = (SlotState.IN_FLIGHT, SlotState.READY), self.spares
+        goes_on = [slot for slot in error.slots if spares is not None and spares.can_go_on(slot)]
+        if slots := tuple(s for s in error.slots if s in goes_on or self._table.state(s) not in reported):
             error.concern(slots)
             self._table.fail(error)
 

@@ -190,7 +190,11 @@ def test_both_envs_of_a_slot_are_killed(mode, first, moment, hold):
                 with pytest.raises(aioenv.WorkerDied) as caught:
                     await step
                 assert caught.value.slots == (1,) and caught.value.partial is not None
-            for ask in (envs.step, lambda _: envs.reset(), lambda _: envs.reset(options={"reset_mask": ~MASK["reset_mask"]})):
+            for ask in (
+                envs.step,
+                lambda _: envs.reset(),
+                lambda _: envs.reset(options={"reset_mask": ~MASK["reset_mask"]}),
+            ):
                 with pytest.raises(aioenv.WorkerDied, match="was killed by SIGKILL") as caught:
                     await ask([0] * N)
                 assert caught.value.slots == (1,)
@@ -223,7 +227,7 @@ def test_a_spare_env_hangs_in_its_reset(mode, hold):
 def test_a_spare_env_that_hangs_in_its_reset_is_killed(mode, hold, caplog):
     async def main():
         async with started(mode, hold, "1-1", on_timeout="kill", timeout_s=0.5) as envs:
-            with pytest.raises(aioenv.WorkerDied, match="no reply within timeout_s=0.5") as caught:
+            with pytest.raises(aioenv.WorkerDied, match=r"no reply within timeout_s=0\.5") as caught:
                 await envs.step([0] * N)
             assert caught.value.slots == (1,) and caught.value.pid == envs.workers[N + 1].pid
             hold.forget("1-1")
@@ -237,7 +241,7 @@ def test_a_spare_env_that_hangs_in_its_reset_is_killed(mode, hold, caplog):
 def test_a_call_names_the_slot_whose_spare_env_hangs(mode, hold):
     async def main():
         async with started(mode, hold, "1-1", timeout_s=0.2) as envs:
-            with pytest.raises(aioenv.StepTimeout, match=r"set_attr: no reply from slots \[1\]") as caught:
+            with pytest.raises(aioenv.StepTimeout, match=r"no reply from slots \[1\] \(running") as caught:
                 await envs.set_attr("level", 3)
             assert caught.value.slots == caught.value.running == (1,)
             hold.release("1-1")
@@ -269,7 +273,7 @@ def test_a_spare_env_dies_before_it_has_an_attribute(mode, hold, caplog):
 def test_a_spare_env_refuses_an_attribute(mode):
     async def main():
         async with started(mode) as envs:
-            with pytest.raises(aioenv.EnvError, match="spare worker 0.*ValueError: no such level") as caught:
+            with pytest.raises(aioenv.EnvError, match=r"spare worker 0.*ValueError: no such level") as caught:
                 await envs.set_attr("level", [-1, 1, 2])
             assert caught.value.slots == (0,)
             assert await envs.get_attr("level") == (-1, 1, 2)
