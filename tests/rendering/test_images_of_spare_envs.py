@@ -1,4 +1,4 @@
-"""`spare_envs=True` with `render=`: the images of a slot show the env whose episode runs, with the edits of that env."""
+"""`spare_envs=True` with `render=`: images of a slot show the env whose episode runs, and its edits of the model."""
 
 from __future__ import annotations
 
