@@ -126,7 +126,7 @@ async def test_a_slot_that_is_not_restarted_goes_on_in_its_other_env_after_a_res
         await envs.reset(seed=0)
         actions = np.zeros(2, np.int64)
         await kill(envs, 0, spare=False)
-        with pytest.raises(aioenv.EnvError, match="must be reset"):
+        with pytest.raises(aioenv.WorkerDied, match="must be reset"):
             await envs.step(actions)
         reset = await envs.reset(options={"reset_mask": np.array([True, False])})
         assert reset.obs[0].tolist() == [1, 2, 0]  # the one that was prepared is discarded
