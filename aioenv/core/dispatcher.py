@@ -134,6 +134,7 @@ class Dispatcher:
                 make_request=self.make_request,
                 read_reply=self._read_outcome,
                 exhaust=self._pause_exhausted,
+                pass_on_updates=self._pass_on_updates,
                 complete=self._finish_reply,
                 history=self.history,
                 is_restarting=self.restarter.is_restarting if self.restarter is not None else lambda _: False,
@@ -271,13 +272,12 @@ class Dispatcher:
             payloads: by worker request, the rows of its worker that are stepped; empty for all.
         """
         parts, sent = request.parts, 0
-        if self.spares is not None and self.spares.ended:
+        if self.spares is not None and (self.spares.ended or self.spares.lost):
             going_on = []
             for number, part in enumerate(parts):
-                if int(part.slots[0]) in self.spares.ended:
-                    part.sent = _step_of(part, views, cuts[number], payloads[number])
-                    self.spares.begin_episode(request, part)
-                else:
+                part.sent = _step_of(part, views, cuts[number], payloads[number])
+                if not self.spares.answer_step(request, part):
+                    part.sent = None
                     going_on.append(number)
             parts, cuts, payloads = ([each[i] for i in going_on] for each in (parts, cuts, payloads))  # type: ignore[assignment]
         if speedups.send_steps is not None and self.trace is None and not (self.restarter and self.restarter.busy):
@@ -320,13 +320,8 @@ class Dispatcher:
                 request.batch.clear(part.start, part.stop)
                 self.spares.begin_episode(request, part)
                 return
-        elif self.spares is not None:
-            if int(part.slots[0]) in self.spares.ended:
-                self.spares.begin_episode(request, part)
-                return
-            if self.spares.is_lost(int(part.slots[0])) and self.spares.can_take_over(part):
-                self.spares.lose_episode(request, part)
-                return
+        elif self.spares is not None and sent.kind is Kind.STEP and self.spares.answer_step(request, part):
+            return
         if self.restarter is not None and self._hold(request, part, None):
             return
         on_reply = part.on_reply or partial(self._on_reply, request, part)
@@ -541,9 +536,10 @@ class Dispatcher:
         return True
 
     def _fail(self, error: WorkerDied) -> None:
-        # slots in flight get the error as their reply
-        reported = (SlotState.IN_FLIGHT, SlotState.READY)
-        if slots := tuple(slot for slot in error.slots if self._table.state(slot) not in reported):
+        # slots in flight get the error as their reply; one that goes on in its other env must be reset in any case
+        reported, spares = (SlotState.IN_FLIGHT, SlotState.READY), self.spares
+        goes_on = [slot for slot in error.slots if spares is not None and spares.can_go_on(slot)]
+        if slots := tuple(s for s in error.slots if s in goes_on or self._table.state(s) not in reported):
             error.concern(slots)
             self._table.fail(error)
 

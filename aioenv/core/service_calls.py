@@ -56,6 +56,7 @@ async def call_workers(
         mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
         if mine:
             shares.append((member, mine))
+    alive: list[WorkerSlots] = []
     if spares and scheduler.spares is not None:  # first: the results of the others count
         alive = scheduler.spares.living(numbers.tolist())
         shares = [*((member, [member.start]) for member in alive), *shares]
@@ -72,12 +73,14 @@ async def call_workers(
     except Exception as exc:
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
     asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
-    replies = await scheduler.timeouts.gather(what, asked)
+    replies = await scheduler.timeouts.gather(what, asked, [member for member, _ in shares])
     if scheduler.closing and (deaths := [reply for reply in replies if isinstance(reply, SlotError)]):
         raise ClosedError(f"{what}: the vector env was closed while this was in flight") from deaths[0]
     results: dict[int, Any] = {}
     errors: list[SlotError] = []
     for (member, mine), reply in zip(shares, replies, strict=True):
+        if isinstance(reply, WorkerDied) and member in alive:
+            continue  # its slot goes on without it
         if isinstance(reply, SlotError):
             reply.concern(tuple(mine))
             errors.append(reply)

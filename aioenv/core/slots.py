@@ -140,18 +140,18 @@ class SlotTable:
         dead = numbers[states == SlotState.DEAD].tolist()
         if dead:
             old = self._errors[dead[0]]
-            known = {"returncode": old.returncode, "running": old.running} if isinstance(old, WorkerDied) else {}
-            raise WorkerDied(f"{name}: {old}", slots=tuple(dead), pid=old.pid, stderr=old.stderr, **known)
+            raise _died_again(f"{name}: {old}", dead, old)
 
     def _refuse_failed(self, failed: list[int], name: str) -> None:
         old = self._errors[failed[0]]
-        raise EnvError(
+        message = (
             f"{name}: slots {failed} have failed and must be reset first, with reset() or "
-            f'reset(options={{"reset_mask": mask}}). The failure of {old}',
-            slots=tuple(failed),
-            pid=old.pid,
-            traceback=old.traceback,
-            stderr=old.stderr,
+            f'reset(options={{"reset_mask": mask}}). The failure of {old}'
+        )
+        if isinstance(old, WorkerDied):
+            raise _died_again(message, failed, old)
+        raise EnvError(
+            message, slots=tuple(failed), pid=old.pid, traceback=old.traceback, stderr=old.stderr
         ) from old.__cause__
 
     def move(self, slots: Slots | slice, state: SlotState) -> None:
@@ -291,3 +291,9 @@ class SlotTable:
         if len(np.unique(array)) != array.size:
             raise ValueError(f"slots: one is named twice in {array.tolist()}")
         return array
+
+
+def _died_again(message: str, slots: list[int], old: SlotError) -> WorkerDied:
+    """Make an error about slots whose worker had died before, with what is known of that."""
+    known = {"returncode": old.returncode, "running": old.running} if isinstance(old, WorkerDied) else {}
+    return WorkerDied(message, slots=tuple(slots), pid=old.pid, stderr=old.stderr, **known)

@@ -64,7 +64,6 @@ class _Slot:
         waiting: the request that waits for this reply; since: when it began to wait, by `perf_counter`.
         last: the last observation of an episode that has ended, of which the next step begins the next one; None: its
             episode goes on.
-        lost: whether the episode was lost with its worker, which is restarted: the next step ends it.
         restarted: whether the episode that begins now comes after such a one.
         held: whether an episode that ends is followed by a reset that was announced (see `SpareEnvs.reserve`).
         reserved: whether `prepared` is the one that was announced; reserved_seed: its seed.
@@ -77,7 +76,6 @@ class _Slot:
         "held",
         "last",
         "live",
-        "lost",
         "number",
         "prepared",
         "reserved",
@@ -103,7 +101,7 @@ class _Slot:
         self.waiting: tuple[BatchRequest, WorkerRequest] | None = None
         self.since = 0.0
         self.last: tuple[list[Any], list[Any]] | None = None
-        self.lost = self.restarted = self.held = self.reserved = self.taking = False
+        self.restarted = self.held = self.reserved = self.taking = False
         self.reserved_seed: int | None = None
         self.seeds: dict[Worker, int | None] = {}
 
@@ -128,12 +126,14 @@ class SpareEnvs:
         make_request: makes a request to some workers (see `Dispatcher.make_request`).
         read_reply: reads a reply, or the error in its place, into its worker request; pauses no exhausted slot.
         exhaust: pauses the slots of a worker request whose envs have no further episode.
+        pass_on_updates: passes on the models that images need (see `Dispatcher`).
         complete: goes on with a reply that was held back until the next episode had begun.
         history: the last observations of the slots, if workers are restarted; None: they are not.
         is_restarting: tells whether a worker is being restarted.
 
     Attributes:
         ended: the slots whose next step begins an episode (NEXT_STEP).
+        lost: the slots whose next step ends an episode that was lost with its worker, which is restarted.
         waits: how often a step has waited for a spare env.
         closing: whether the vector env is being closed, so that ends of workers mean nothing.
         wait_s: how long slots have waited, in seconds, those that waited at the same time added up.
@@ -147,11 +147,13 @@ class SpareEnvs:
         make_request: Callable[..., BatchRequest],
         read_reply: Callable[[BatchRequest, WorkerRequest, Frame | SlotError], None],
         exhaust: Callable[[BatchRequest, WorkerRequest], None],
+        pass_on_updates: Callable[[WorkerRequest], None],
         complete: Callable[[BatchRequest, WorkerRequest], None],
         history: SlotHistory | None,
         is_restarting: Callable[[Worker], bool],
     ) -> None:
         self.ended: set[int] = set()
+        self.lost: set[int] = set()
         self.waits = 0
         self.wait_s = 0.0
         self.closing = False
@@ -161,6 +163,7 @@ class SpareEnvs:
         self._make_request = make_request
         self._read_reply = read_reply
         self._exhaust = exhaust
+        self._pass_on_updates = pass_on_updates
         self._complete = complete
         self._history = history
         self._is_restarting = is_restarting
@@ -182,10 +185,11 @@ class SpareEnvs:
         for number, seed in seeds.items():
             slot = self._slots[number]
             slot.last = None
-            slot.lost = slot.restarted = False
+            slot.restarted = False
             self.ended.discard(number)
+            self.lost.discard(number)
             if slot.held:
-                slot.taking = slot.reserved and slot.reserved_seed == seed and _accepts(slot.spare)
+                slot.taking = slot.prepared is not None and slot.reserved_seed == seed and _accepts(slot.spare)
                 slot.number += not slot.taking
                 continue
             slot.prepared = None
@@ -238,6 +242,17 @@ class SpareEnvs:
         self.ended.add(slot.slot)
         return False
 
+    def answer_step(self, request: BatchRequest, part: WorkerRequest) -> bool:
+        """Answer a step that begins an episode, or ends one that was lost; return False for any other step."""
+        slot = int(part.slots[0])
+        if slot in self.ended:
+            self.begin_episode(request, part)
+        elif slot in self.lost and self.can_take_over(part):
+            self.lose_episode(request, part)
+        else:
+            return False
+        return True
+
     def begin_episode(self, request: BatchRequest, part: WorkerRequest) -> None:
         """Answer a step that begins an episode (NEXT_STEP), whose action is not used, or a reset that was prepared.
 
@@ -257,22 +272,20 @@ class SpareEnvs:
 
     def _take_over(self, slot: _Slot, request: BatchRequest, part: WorkerRequest) -> bool:
         """Let the spare env take over; return whether its episode has begun, and is in the request."""
-        alone = not _accepts(slot.spare)
-        if alone:  # the slot goes on in the env that it has
-            self._prepare(slot, None, in_live=True)
+        taken = slot.prepared
+        if taken is None or not _accepts(slot.spare):  # the slot goes on in the env that it has
+            taken = self._reset_live(slot, None)
         else:
             slot.swap()
-        taken, slot.prepared = slot.prepared, None
-        if not alone:
+            slot.prepared, slot.reserved = None, False
             slot.number += 1
-            slot.reserved = False
             if not slot.held:
                 self._prepare(slot, None)
-        assert taken is not None
-        if not taken.open:
+        lost = not taken.open and _has_died(taken) and self._is_restarting(slot.live.worker)
+        if not taken.open and not lost:
             self._begin(slot, taken, request, part)
             return True
-        slot.taken, slot.waiting, slot.since = taken, (request, part), perf_counter()
+        slot.taken, slot.waiting, slot.since = None if lost else taken, (request, part), perf_counter()
         return False
 
     def _begin(self, slot: _Slot, taken: BatchRequest, request: BatchRequest, part: WorkerRequest) -> None:
@@ -299,7 +312,6 @@ class SpareEnvs:
         part.objects = objects
         if not source.exhausted:
             batch.state[row] = taken.batch.state[0]
-            part.render_updates = source.render_updates
         here = slice(row, row + 1)
         part.columns = [*part.columns, *(columns._replace(positions=here) for columns in source.columns)]
         restarted, slot.restarted = slot.restarted, False
@@ -310,17 +322,27 @@ class SpareEnvs:
 
     # ------------------------------------------------------------ resets of spare envs
 
-    def _prepare(self, slot: _Slot, seed: int | None, *, in_live: bool = False) -> None:
-        """Begin the slot's next episode in its spare env, or in the one that it has."""
-        member = slot.current if in_live else slot.spare
-        request = self._make_request([(member, np.array([slot.slot]))], 0, reused=False)
+    def _prepare(self, slot: _Slot, seed: int | None) -> None:
+        """Begin the slot's next episode in its spare env."""
+        request = slot.prepared = self._make_reset(slot.spare)
+        self._send_reset(slot, slot.spare, request, seed)
+
+    def _reset_live(self, slot: _Slot, seed: int | None) -> BatchRequest:
+        """Begin the slot's next episode in the env that it has; return the request."""
+        request = self._make_reset(slot.current)
+        self._send_reset(slot, slot.current, request, seed)
+        slot.number += 1
+        return request
+
+    def _make_reset(self, member: WorkerSlots) -> BatchRequest:
+        request = self._make_request([(member, np.array([member.start]))], 0, reused=False)
         request.stepped = False
-        slot.prepared = request
+        return request
+
+    def _send_reset(self, slot: _Slot, member: WorkerSlots, request: BatchRequest, seed: int | None) -> None:
         part = request.parts[0]
         number = (slot.number,) if self._numbered else None
         payload = reset_payload(member, [slot.slot], [seed], None, whole=False, automatic=True, episodes=number)
-        if in_live:
-            slot.number += 1
         on_reply = partial(self._on_reply, slot, request)
         try:
             member.worker.submit(Kind.RESET, (), payload, into=part.into[1], on_reply=on_reply)
@@ -331,11 +353,15 @@ class SpareEnvs:
         """Note that an env was reset. Its reply is read in any case, as later ones refer to the schemas in it."""
         self._read_reply(request, request.parts[0], outcome)
         request.open = 0
+        # in any case, and at once: the env does not send them again, also if its episode is discarded
+        self._pass_on_updates(request.parts[0])
+        if slot.prepared is request and isinstance(outcome, WorkerDied):
+            slot.prepared = None
         if slot.taken is not request or slot.waiting is None:
             return
         if isinstance(outcome, WorkerDied) and self._is_restarting(slot.live.worker):
             slot.taken = None  # the episode begins in the env that is there first
-            if _accepts(slot.spare):
+            if slot.prepared is not None and _accepts(slot.spare):
                 slot.swap()
                 slot.taken, slot.prepared = slot.prepared, None
                 slot.number += 1
@@ -380,9 +406,7 @@ class SpareEnvs:
                     worker.death_error(),
                 )
         if slot.waiting is not None and slot.taken is None and not self.can_go_on(slot.slot):
-            self._prepare(slot, None, in_live=True)  # which fails
-            assert slot.prepared is not None
-            self._end_wait(slot, slot.prepared)
+            self._end_wait(slot, self._reset_live(slot, None))  # which fails
 
     def is_spare(self, worker: Worker) -> bool:
         """Return whether a slot goes on in another env than that of this worker."""
@@ -394,22 +418,19 @@ class SpareEnvs:
         slot = self._slots[worker.slots[0]]
         if not back:
             # an episode that has ended, or that the other env runs, is not lost
-            slot.lost |= slot.live.worker is worker and slot.last is None and slot.waiting is None
+            if slot.live.worker is worker and slot.last is None and slot.waiting is None:
+                self.lost.add(slot.slot)
             return
         seed = None if self._has_seeds else derive_seed(slot.seeds.get(worker), worker.generation)
         if slot.waiting is not None and slot.taken is None:
             if slot.spare.worker is worker:
                 slot.swap()
-            self._prepare(slot, seed, in_live=True)
-            slot.taken, slot.prepared = slot.prepared, None
+            taken = self._reset_live(slot, seed)
+            slot.taken = taken if taken.open else None  # or the worker is gone again
         elif slot.spare.worker is worker and not slot.held:
             self._prepare(slot, seed)
         elif slot.spare.worker is worker and slot.reserved:
             self._prepare(slot, slot.reserved_seed)
-
-    def is_lost(self, slot: int) -> bool:
-        """Return whether the next step of a slot ends an episode that was lost with its worker."""
-        return self._slots[slot].lost
 
     def can_take_over(self, part: WorkerRequest) -> bool:
         """Return whether a worker is alive in which the slot of a worker request can go on."""
@@ -420,7 +441,7 @@ class SpareEnvs:
         """Answer a step with the truncated end of an episode that was lost with its worker; `complete` gets it."""
         slot, batch, row = self._slots[part.slots[0]], request.batch, part.start
         assert self._history is not None
-        slot.lost = False
+        self.lost.discard(slot.slot)
         arrays, objects, obs, state = self._history.last_of(slot.slot)
         for mine, theirs in zip(batch.received, arrays, strict=True):
             mine[row] = theirs
@@ -442,6 +463,10 @@ class SpareEnvs:
         slot.restarted = True
         if self._take_over(slot, request, part):
             self._complete(request, part)
+
+
+def _has_died(request: BatchRequest) -> bool:
+    return any(isinstance(error, WorkerDied) for error in request.parts[0].errors)
 
 
 def _accepts(member: WorkerSlots) -> bool:

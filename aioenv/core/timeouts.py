@@ -147,8 +147,15 @@ class ReplyTimeouts:
             message = f"{what}: no reply from {who} within timeout_s={self._timeout_s}; nothing was sent"
             raise StepTimeout(message, slots=slots, running=running) from None
 
-    async def gather(self, what: str, replies: Sequence[asyncio.Future[Any]]) -> list[Any]:
+    async def gather(
+        self, what: str, replies: Sequence[asyncio.Future[Any]], asked: Sequence[WorkerSlots] | None = None
+    ) -> list[Any]:
         """Wait for the replies to a call, and return each reply or its exception. No worker is killed for it.
+
+        Args:
+            what: the user's call, for errors.
+            replies: futures of them.
+            asked: the worker of each; None: some of those whose envs run the episodes.
 
         Raises:
             StepTimeout: if they don't come in time; later ones are dropped.
@@ -160,7 +167,11 @@ class ReplyTimeouts:
         except TimeoutError:
             if all(reply.done() and not reply.cancelled() for reply in replies):  # as in `_wait`
                 return [reply.exception() or reply.result() for reply in replies]
-            slots, running, who = self._describe(late := self._late())
+            if asked is None:
+                late = self._late()
+            else:
+                late = [member for member, reply in zip(asked, replies, strict=True) if reply.cancelled()]
+            slots, running, who = self._describe(late)
             error = StepTimeout(
                 f"{what}: no reply from {who} within timeout_s={self._timeout_s}; the envs go on with it, but the "
                 "results are dropped",
@@ -248,9 +259,10 @@ class ReplyTimeouts:
         """Return the slots of workers that owe a reply, those whose envs are running, and a text that names both."""
         if not late:  # observations that are images are missing
             return (), (), "render workers, though every env has replied,"
-        slots = tuple(slot for member in late for slot in member.worker.slots)
+        # each once: both envs of a slot may be late
+        slots = tuple(dict.fromkeys(slot for member in late for slot in member.worker.slots))
         alive = [member for member in late if not self._restarts(member)]
-        running = tuple(slot for member in alive if (slot := member.worker.running_slot) is not None)
+        running = tuple(dict.fromkeys(slot for m in alive if (slot := m.worker.running_slot) is not None))
         hint = f" (running just now: {list(running)})" if running else ""
         if not alive:
             hint = f" (whose worker{'s are' if len(late) > 1 else ' is'} being started again)"

@@ -26,11 +26,14 @@ from aioenv.rendering.workers import RenderWorkers
 from aioenv.spaces.layout import byte_view
 from aioenv.state.assets import LATE
 from aioenv.state.model_edits import SHOWN
-from aioenv.state.render_source import MujocoSource, RenderUpdate
+from aioenv.state.render_source import MujocoSource, RenderUpdate, process_of
 
 __all__ = ["RenderContext", "StepRenderPool"]
 
 _log = logging.getLogger("aioenv")
+
+# The processes of a slot whose models are kept: those of its two envs, and earlier ones that a result may still show.
+_PROCESSES = 4
 
 _MAX_DEFAULT_WORKERS = 4
 # Models that a render worker keeps besides those of its slots: terminal observations have other ones.
@@ -115,7 +118,8 @@ class StepRenderPool:
         self._numbered = any(source.numbered for source in sources)
         self._is_numbered = np.array([source.numbered for source in sources])[self._slot_source]
         self._updates: dict[int, dict[int, RenderUpdate]] = {}  # by slot and number
-        self._newest: dict[int, tuple[int, int]] = {}  # by slot: the numbers of its last model and last long row
+        # by slot and process, of which it may have two: the numbers of the last model and the last long row
+        self._newest: dict[int, dict[int, tuple[int, int]]] = {}
         self._known: dict[Worker, _KnownModels] = {}
         count = min(config.workers or min(usable_cpus(), _MAX_DEFAULT_WORKERS), len(slot_source))
         devices = parse_devices(config.devices)
@@ -228,13 +232,17 @@ class StepRenderPool:
             if update.late:
                 _log.warning("slot %d: %s", slot, LATE)
         for slot, each in by_slot.items():
-            before, newest = self._updates.get(slot, {}), self._newest.get(slot, (0, 0))
-            # terminal observations may be of these
-            kept = {number: before[number] for number in newest if number in before}
+            before, by_process = self._updates.get(slot, {}), self._newest.setdefault(slot, {})
+            # terminal observations, and those of the slot's other env, may be of these
+            kept = {number: before[number] for newest in by_process.values() for number in newest if number in before}
             self._updates[slot] = {**kept, **{update.number: update for update in each}}
+            process = process_of(each[0].number)
+            newest = by_process.pop(process, (0, 0))
             model = max((update.number for update in each if update.key), default=newest[0])
             row = min((update.number for update in each if not update.key), default=newest[1])
-            self._newest[slot] = model, row
+            by_process[process] = model, row
+            while len(by_process) > _PROCESSES:
+                del by_process[next(iter(by_process))]  # of one that has ended
 
     def context_of(self, slots: Sequence[int], states: npt.NDArray[np.float64]) -> RenderContext:
         """Return what states that arrive now are drawn with.

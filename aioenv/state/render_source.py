@@ -40,6 +40,7 @@ __all__ = [
     "has_source",
     "load_model",
     "patch_model",
+    "process_of",
     "read_state",
     "source_of",
 ]
@@ -278,6 +279,14 @@ class RenderUpdate(NamedTuple):
     late: bool = False
 
 
+_COUNT_BITS = 20
+
+
+def process_of(number: int) -> int:
+    """Return a number that tells the processes apart in which numbers of updates were made."""
+    return abs(number) >> _COUNT_BITS
+
+
 class EnvRenderable:
     """Reads what images of one env are drawn from; the env may edit its model, or make itself another one.
 
@@ -301,8 +310,8 @@ class EnvRenderable:
         self._model = self._base.model
         self._watch = AssetWatch(self._model, looks) if source.fields else None
         self._number = 0
-        # random and high, so that a worker and its replacement use different numbers; float64 holds them exactly
-        self._count = int.from_bytes(os.urandom(4)) << 20
+        # random and high, so that different processes use different numbers; float64 holds them exactly
+        self._count = int.from_bytes(os.urandom(4)) << _COUNT_BITS
 
     def refresh(self) -> bool:
         """Update `source` if the env has another model or has edited it; return whether it did.

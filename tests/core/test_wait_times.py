@@ -38,7 +38,7 @@ def seconds(stats: Stats) -> tuple[float, float, float]:
 
 def test_waits_that_overlap_count_once(time):
     clock = Clock()
-    assert clock.stats(1, 0) == (0, 0, 0, 0, 1) and clock.stats(1, 0).bound == "idle"
+    assert clock.stats(1, 0) == Stats(0, 0, 0, 0, 1) and clock.stats(1, 0).bound == "idle"
     time.now += 50  # before the first request: no wait
     first = clock.envs.begin()
     time.now += 1

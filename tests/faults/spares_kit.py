@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,40 +29,39 @@ MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
 class Twin(Ledger):
     """A `Ledger` that also shows its slot, which of the slot's two envs it is, and the steps of its episode.
 
-    Its episodes have 2 to 5 steps, so that those of several slots end at different times.
+    Its episodes have 2 to 5 steps, so that those of several slots end at different times; that of slot 1 first.
 
     Args:
         slot: its slot.
         slow_s, reset_s: how long a step and a reset take, in seconds.
-        hold: a folder. While it has a fifo named `SLOT-SPARE`, resets of that env wait until its other end is opened.
+        hold: where fifos may be (see `Hold`).
         spare: which env it is; None: as `is_spare_env` says.
     """
 
     observation_space = spaces.Box(-1e9, 1e9, (7,), np.float64)
 
     def __init__(
-        self, slot: int, slow_s: float = 0.0, reset_s: float = 0.0, hold: str | None = None, spare: bool | None = None
+        self, slot: int, slow_s: float = 0.0, reset_s: float = 0.0, hold: str = "", spare: bool | None = None
     ) -> None:
         super().__init__(slow_s)
         self.slot, self.reset_s, self.hold = slot, reset_s, hold
         self.spare = aioenv.is_spare_env() if spare is None else spare
-        self.t = 0
-        self.level = 0
+        self.t = self._level = 0
 
     def _observe(self):
         seen = self.slot, self.spare, self.resets, self.t, self.steps, self.digest, self.np_random.random()
         return np.array(seen, np.float64)
 
+    def _wait_at(self, name):
+        if self.hold and os.path.exists(f"{self.hold}/{name}"):
+            with open(f"{self.hold}/{name}") as fifo:
+                fifo.read()
+
     def who(self):
         return {"slot": self.slot, "spare": self.spare, "resets": self.resets}
 
     def reset(self, *, seed=None, options=None):
-        if self.hold is not None:
-            try:
-                with open(f"{self.hold}/{self.slot}-{int(self.spare)}") as fifo:
-                    fifo.read()
-            except FileNotFoundError:
-                pass
+        self._wait_at(f"{self.slot}-{int(self.spare)}")
         if self.reset_s:
             time.sleep(self.reset_s)
         self.LENGTH = 2 + (3 * (self.resets + 1) + self.slot + self.spare) % 4
@@ -71,30 +71,82 @@ class Twin(Ledger):
     def step(self, action):
         if action == DIE:
             os.kill(os.getpid(), signal.SIGKILL)
+        if action == WAIT:
+            self._wait_at("step")
         obs, reward, terminated, truncated, _ = super().step(action)
         return obs, reward, terminated, truncated, {**self.who(), "t": self.t, "steps": self.steps}
 
-    def set_level(self, level):
+    @property
+    def level(self):
+        return self._level
+
+    @level.setter
+    def level(self, level):
         if self.spare and level < 0:
-            raise ValueError("no such level in the spare env")
-        self.level = level
+            raise ValueError("no such level")
+        self._level = level
 
 
-DIE = 999
+DIE, WAIT = 999, 998  # actions
+
+
+class Hold:
+    """Has envs wait: a reset of one env at the name `SLOT-SPARE`, a step with action WAIT at `step`.
+
+    Args:
+        folder: where its fifos are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def hold(self, *names: str) -> None:
+        for name in names:
+            os.mkfifo(f"{self.folder}/{name}")
+
+    def release(self, *names: str) -> None:
+        """Let one that waits, or soon will, go on; later ones do not wait."""
+        for name in names:
+            fd = os.open(f"{self.folder}/{name}", os.O_WRONLY)
+            self.forget(name)
+            os.close(fd)
+
+    def forget(self, *names: str) -> None:
+        for name in names:
+            os.unlink(f"{self.folder}/{name}")
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never happens"
+        await asyncio.sleep(0)
+
+
+async def killed(envs: aioenv.AsyncVectorEnv, *indices: int) -> None:
+    """Kill workers, one after the other, and wait until that is known."""
+    for index in indices:
+        os.kill(envs.workers[index].pid, signal.SIGKILL)
+        await until(lambda index=index: envs.workers[index].state == "dead")
+
+
+def waits(envs: aioenv.AsyncVectorEnv, slot: int) -> bool:
+    """Whether a step waits for the spare env of a slot."""
+    return envs._backend.dispatcher.spares._slots[slot].waiting is not None
 
 
 class Row(NamedTuple):
-    """What one slot hands out."""
+    """What one slot hands out; an `obs` of None stands for any."""
 
-    obs: np.ndarray
+    obs: np.ndarray | None
     reward: float
     terminated: bool
     truncated: bool
     info: dict[str, Any]
 
-    def equals(self, other: Row) -> bool:
-        alike = self.obs.tobytes() == other.obs.tobytes() and self[1:4] == other[1:4]
-        return alike and _same(self.info, other.info)
+    def fits(self, expected: Row) -> bool:
+        alike = expected.obs is None or self.obs.tobytes() == expected.obs.tobytes()
+        return alike and self[1:4] == expected[1:4] and _same(self.info, expected.info)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -117,6 +169,9 @@ def _info_of(info: dict[str, Any], row: int) -> dict[str, Any]:
     return {key: _info_of(info[key], row) if isinstance(info[key], dict) else info[key][row] for key in keys}
 
 
+Op = tuple[str, Any]  # a step and its action, a reset and its seed, or a look at the last observation
+
+
 class State:
     """The model of one slot: two envs in this process, and which of them runs the episode.
 
@@ -136,11 +191,12 @@ class State:
         self.last: Any = None
         self.ops = 0
 
-    def outcomes(self, op: tuple[str, Any], *, kills: bool) -> list[tuple[State, Row]]:
+    def outcomes(self, op: Op, *, kills: bool) -> list[tuple[State, Row]]:
         """The states to which a request may lead, with what it hands out; several if an env may die unnoticed."""
         kind, value = op
         if kind == "look":
-            return [(self, Row(self.last, 0.0, False, False, {}))]
+            # the last observation of an env that has died is not known
+            return [(self, Row(None if kills else self.last, 0.0, False, False, {}))]
         found = []
         for alone in (False, True) if kills and kind == "step" and all(self.alive) else (False,):
             state = copy.deepcopy(self)
@@ -193,58 +249,51 @@ class Model:
         kills: whether workers may die at any moment.
 
     Attributes:
-        pending: the requests whose results were not seen yet, by slot.
+        states: the states that each slot may be in.
+        pending: by slot, what a request may lead to whose result was not seen yet.
         failed: the slots that have to be reset.
     """
 
     def __init__(self, mode: AutoresetMode, *, kills: bool = False) -> None:
         self.kills = kills
         self.states = [[State(slot, mode)] for slot in range(N)]
-        self.pending: dict[int, tuple[str, Any]] = {}
+        self.pending: dict[int, list[tuple[State, Row]]] = {}
         self.failed: set[int] = set()
 
-    def begin(self, ops: dict[int, tuple[str, Any]]) -> None:
+    def begin(self, ops: dict[int, Op]) -> None:
         """Note requests that are being sent; results that are still pending are dropped by that."""
         for slot in list(self.pending):
-            self.lose(slot, failed=False, unless=not self.kills)
-        self.pending = dict(ops)
-
-    def _next(self, slot: int, op: tuple[str, Any]) -> list[tuple[State, Row]]:
-        return [pair for state in self.states[slot] for pair in state.outcomes(op, kills=self.kills)]
-
-    def lose(self, slot: int, *, failed: bool, unless: bool = False) -> None:
-        """Note that a result will not be seen: the request was answered, or (`unless` it must have been) it was not."""
-        done = [state for state, _ in self._next(slot, self.pending.pop(slot))]
-        self.states[slot] = done if unless else [*self.states[slot], *done]
-        if failed:
-            self.failed.add(slot)
-
-    def check(self, slot: int, row: Row, *, take: bool = True) -> None:
-        """Check a result, and take it."""
-        op = self.pending[slot]
-        outcomes = self._next(slot, op)
-        fitting = [state for state, expected in outcomes if row.equals(expected)]
-        assert fitting, f"slot {slot}: {op} gave {row}, not one of {[expected for _, expected in outcomes]}"
-        if take:
-            del self.pending[slot]
-            self.states[slot] = fitting
+            done = [state for state, _ in self.pending.pop(slot)]
+            self.states[slot] = [*self.states[slot], *done] if self.kills else done
+        for slot, op in ops.items():
+            self.pending[slot] = [pair for state in self.states[slot] for pair in state.outcomes(op, kills=self.kills)]
             if op[0] == "reset":
                 self.failed.discard(slot)
-
-    def take(self, slots: Iterable[int], result: Any, errors: Iterable[int] = ()) -> None:
-        """Check results; those of `errors` were errors."""
-        for row, slot in enumerate(slots):
-            if slot in errors:
-                self.lose(slot, failed=True)
-            else:
-                self.check(slot, row_of(result, row))
 
     def forget(self) -> None:
         """Note that the last request was not sent."""
         self.pending = {}
 
+    def check(self, slot: int, row: Row, *, take: bool = True) -> None:
+        """Check a result, and take it."""
+        fitting = [state for state, expected in self.pending[slot] if row.fits(expected)]
+        assert fitting, f"slot {slot}: got {row}, not one of {[expected for _, expected in self.pending[slot]]}"
+        if take:
+            del self.pending[slot]
+            self.states[slot] = fitting
+
+    def take(self, slots: Iterable[int], result: Any, errors: Iterable[int] = ()) -> None:
+        """Check results; those of `errors` were errors: how far the envs got is not known."""
+        for row, slot in enumerate(slots):
+            if slot in errors:
+                self.states[slot] = [*self.states[slot], *(state for state, _ in self.pending.pop(slot))]
+                self.failed.add(slot)
+            else:
+                self.check(slot, row_of(result, row))
+
     def note_dead(self, slot: int, twin: int) -> None:
-        for state in self.states[slot]:
+        """Note that an env is dead."""
+        for state in [*self.states[slot], *(state for state, _ in self.pending.get(slot, ()))]:
             state.alive[twin] = False
 
 
@@ -369,10 +418,10 @@ class Driver:
     async def piecemeal(self) -> None:
         """Some slots are stepped or reset by themselves."""
         slots = self.rng.sample(range(N), self.rng.randrange(1, N + 1))
-        self.model.begin({slot: ("step", 7 * slot) for slot in slots})
+        rest = [slot for slot in range(N) if slot not in slots]
+        self.model.begin({slot: ("step", 7 * slot) for slot in slots} | dict.fromkeys(rest, ("reset", None)))
         self.envs.send([7 * slot for slot in slots], slots)
-        if rest := [slot for slot in range(N) if slot not in slots]:
-            self.model.pending |= dict.fromkeys(rest, ("reset", None))
+        if rest:
             self.envs.send_reset(rest)
         await self.recv_all()
 
@@ -440,7 +489,8 @@ class Driver:
             if self.model.failed:
                 await self.try_(self.new_reset(sorted(self.model.failed)))
                 continue
-            for _ in range(self.rng.randrange(4)):
+            # what drops the result of the last one must have been sent for certain
+            for _ in range(self.rng.randrange(1 if self.envs.outstanding else 0, 4)):
                 await self.try_(self.new_step())
             if not self.note_deaths():
                 return done

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv import RestartPolicy
-from aioenv.core.recovery import _derive
+from aioenv.core.recovery import derive_seed
 from aioenv.ipc.memory import AVAILABLE
 from aioenv.process.restart_policy import RestartBudget
 
@@ -76,7 +76,7 @@ async def died(envs: aioenv.AsyncVectorEnv, index: int) -> None:
 
 async def test_seeds_after_a_restart_fit_where_31_bits_do():
     """`ale_py.AtariVectorEnv` adds its slots to one, and takes no more."""
-    seeds = [_derive(seed, generation) for seed in range(64) for generation in (1, 2)]
+    seeds = [derive_seed(seed, generation) for seed in range(64) for generation in (1, 2)]
     assert len(set(seeds)) == len(seeds) and max(seeds) < 2**30
 
 

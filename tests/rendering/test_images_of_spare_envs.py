@@ -1,0 +1,56 @@
+"""`spare_envs=True` with `render=`: images of a slot show the env whose episode runs, and its edits of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import aioenv
+
+pytestmark = pytest.mark.asyncio
+
+
+class Colours(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Colours the model in most resets; in the others it has the colour that it began with."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = self.env.reset(seed=seed, options=options)
+        model, rng = self.unwrapped.model, self.unwrapped.np_random  # type: ignore[attr-defined]
+        model.geom_rgba[:, :3] = rng.random((model.ngeom, 3)) if rng.random() < 0.7 else 0.5
+        return result
+
+
+def make() -> gymnasium.Env[Any, Any]:
+    return Colours(gymnasium.make("InvertedPendulum-v5", render_mode="rgb_array"))
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+async def test_each_image_shows_the_looks_of_the_env_that_it_is_of(mode: str) -> None:
+    """Two envs of a slot have different looks; discarded episodes change them, too."""
+    runs = []
+    for spares in (False, True):
+        images: list[np.ndarray[Any, Any]] = []
+        ends = 0
+        async with aioenv.AsyncVectorEnv(
+            [make] * 2,
+            spare_envs=spares,
+            autoreset_mode=mode,
+            seed_plan=list(range(50)),
+            render=aioenv.RenderConfig(width=32, height=32),
+        ) as envs:
+            await envs.reset()
+            images.append(await envs.render())
+            for t in range(40):
+                step = await envs.step(np.full((2, 1), 1.5, np.float32))
+                images.append(await envs.render())
+                ends += int((step.terminated | step.truncated).sum())
+                if t % 13 == 12:
+                    await envs.reset(options={"reset_mask": np.array([True, False])})
+                    images.append(await envs.render())
+        assert ends > 8
+        runs.append(np.array(images))
+    different = np.flatnonzero((runs[0] != runs[1]).any((2, 3, 4)).any(1))
+    assert different.tolist() == []
