@@ -1189,8 +1189,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """Trace the backend, its workers, and the render workers."""
         assert self._session is not None
         workers, drawing = self._session.workers, self._session.render_workers
-        names = [f"worker {w.index}: {_slots(w.slots)}" for w in workers]
-        names += [f"render worker {w.index}" for w in drawing]
+        names = [f"{w.label}: {_slots(w.slots)}" for w in workers] + [w.label for w in drawing]
 
         def attach(trace: Trace | None) -> None:
             self._clock.trace(trace)

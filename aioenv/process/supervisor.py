@@ -127,6 +127,7 @@ class Worker:
             `cpu_share` are ignored then. None: it is a process.
 
     Attributes:
+        label: its role and its index, for messages and timelines.
         fast_channel: its channel, while plain steps may be written to it without calling `submit`; None otherwise.
         thread_channel: likewise, if it is a thread of this process: plain steps may run on the caller's thread.
         generation: how often it has been restarted; its frames carry it.
@@ -174,7 +175,7 @@ class Worker:
         self.on_images: Callable[[Frame], None] | None = None
         self.on_death: Callable[[Worker], None] | None = None
         self._track: Track | None = None
-        self._label = f"{role} {index}"
+        self.label = f"{role} {index}"
         self._start_method = check_start(start)
         self._channel_kind = check_channel(channel)
         self._environ = worker_environment(env)
@@ -206,7 +207,7 @@ class Worker:
         self._restart_failure: str | None = None  # why the latest process did not start
 
     def __repr__(self) -> str:
-        return f"<{self._label} {self.state.value} pid={self.pid}>"
+        return f"<{self.label} {self.state.value} pid={self.pid}>"
 
     @property
     def state(self) -> WorkerState:
@@ -286,17 +287,17 @@ class Worker:
                 memory = self.memory.fd if self.memory is not None else None
                 process: Process
                 if self._thread_server is not None:
-                    process = launch_thread(self._thread_server, memory, self._label.replace(" ", "-"))
+                    process = launch_thread(self._thread_server, memory, self.label.replace(" ", "-"))
                 else:
                     resources = self._resources = LaunchResources()
                     process = await launch(
                         self._start_method, self._channel_kind, self._environ, self._imports, memory, resources
                     )
-                output = OutputLog(self._label, process.pid, self.slots, self._log_prefix, self._seen_warnings)
+                output = OutputLog(self.label, process.pid, self.slots, self._log_prefix, self._seen_warnings)
                 connection = self._connection = Connection(
                     process,
                     output,
-                    name=self._label,
+                    name=self.label,
                     generation=self.generation,
                     on_end=self._on_end,
                 )
@@ -325,7 +326,7 @@ class Worker:
             if isinstance(exc, WorkerDied):
                 raise self._died_while_starting(exc) from None
             if isinstance(exc, WireError):
-                message = f"{self._label} could not be understood: {exc}"
+                message = f"{self.label} could not be understood: {exc}"
                 raise failures.start_error(self._identity, message) from exc
             raise
         self._transition(Event.READY)
@@ -352,7 +353,7 @@ class Worker:
             raise self._died_while_starting(exc) from None
 
     def _start_timeout(self, *notes: str) -> WorkerStartError:
-        message = f"{self._label} was not ready within start_timeout_s={self.start_timeout_s}"
+        message = f"{self.label} was not ready within start_timeout_s={self.start_timeout_s}"
         if self.running_slot is not None:
             notes = (f"it was at slot {self.running_slot}", *notes)
         return failures.start_error(self._identity, "; ".join([message, *notes]), kind=StartTimeout)
@@ -361,7 +362,7 @@ class Worker:
         fault = self._connection.fault if self._connection is not None else None
         how = describe_exit(error.returncode) if fault is None else f"broke its stream ({fault})"
         where = "" if self.running_slot is None else f", at slot {self.running_slot}"
-        return failures.start_error(self._identity, f"{self._label} (pid {self.pid}) {how} while starting{where}")
+        return failures.start_error(self._identity, f"{self.label} (pid {self.pid}) {how} while starting{where}")
 
     def _on_images(self, frame: Frame) -> None:
         if self.on_images is not None:
@@ -497,7 +498,7 @@ class Worker:
 
     @property
     def _identity(self) -> failures.WorkerIdentity:
-        return failures.WorkerIdentity(self._label, self.pid, self.slots, self.stderr)
+        return failures.WorkerIdentity(self.label, self.pid, self.slots, self.stderr)
 
     # ------------------------------------------------------------ the end
 
@@ -510,7 +511,7 @@ class Worker:
                 request.on_reply(self.death_error())
             except Exception:  # the other requests must fail too
                 with contextlib.suppress(Exception):  # of a log handler
-                    _log.exception("a request that %s left unanswered could not be failed", self._label)
+                    _log.exception("a request that %s left unanswered could not be failed", self.label)
         if unasked and self.on_death is not None:
             self.on_death(self)
 

@@ -363,6 +363,22 @@ def test_the_variable_traces_all_that_is_started(tmp_path, monkeypatch):
     assert len([s for s in read(tmp_path / "run-2.json") if s.name == "wait for envs"]) == 2
 
 
+def test_spare_envs_have_lines_of_their_own(tmp_path):
+    path = tmp_path / "run.json"
+
+    async def run():
+        async with aioenv.make_vec("CartPole-v1", num_envs=2, max_episode_steps=2, spare_envs=True) as envs:
+            with envs.trace(path):
+                await envs.reset(seed=0)
+                for _ in range(4):  # two steps, the begin of the next episode in the spare env, and its first step
+                    await envs.step(np.zeros(2, np.int64))
+
+    aioenv.run(run())
+    lines = lines_of(read(path))
+    for slot in (0, 1):
+        assert [len(steps_of(lines[f"{role} {slot}: slot {slot}"])) for role in ("worker", "spare worker")] == [2, 1]
+
+
 @pytest.mark.parametrize("kind", ["workers", "native", "pool"])
 def test_where_the_variables_timeline_can_not_be_written_nothing_is_left(kind, tmp_path, monkeypatch):
     monkeypatch.setenv(timelines.VARIABLE, str(tmp_path / "nowhere" / "run.json"))
