@@ -11,6 +11,7 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import aioenv
+from aioenv.cli.trace_view import read as read_timeline
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
+RESET_S, WINDOW_S = 0.1, 0.8  # of `spare_envs.py`: how long a reset takes, and what is shown
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # told apart by the colour-blind
 PLOTS: dict[str, Callable[[Any], None]] = {}
 
@@ -131,6 +134,33 @@ def rollout(axes: Any) -> None:
     drawn = axes.imshow(rewards, aspect="auto", cmap="cividis", interpolation="nearest")
     axes.set(xlabel="step (white: a reset)", ylabel="slot")
     axes.figure.colorbar(drawn, label="reward")
+
+
+@plot
+def spare_envs(axes: Any) -> None:
+    """What each worker does, a line a worker: without spare envs, and with them."""
+    with tempfile.TemporaryDirectory() as directory:
+        output("spare_envs", "--out", f"{directory}/run")
+        place = 0.8
+        for kind in ("without spare envs", "with spare envs"):
+            axes.text(0, place - 0.25, kind, fontsize=11)
+            lines: dict[tuple[str, bool], list[Any]] = {}
+            for span in read_timeline(Path(directory, f"run-{kind.split()[0]}.json")):
+                if ": slot " in span.line and span.name in ("step", "reset") and span.begin_s < WINDOW_S:
+                    lines.setdefault((span.line.partition(": ")[2], "spare" in span.line), []).append(span)
+            for slot, spare in sorted(lines):
+                bars = [(span.begin_s, span.end_s - span.begin_s) for span in lines[slot, spare]]
+                for colour, long in ((BLUE, False), (ORANGE, True)):  # a step may be a reset
+                    those = [bar for bar in bars if (bar[1] > RESET_S / 2) == long]
+                    axes.broken_barh(those, (place, 0.8), color=colour, label="reset" if long else "step")
+                if not spare:
+                    axes.text(-0.01, place + 0.45, slot, ha="right", va="center", fontsize=10)
+                place += 1
+            place += 1.2
+    axes.set(xlabel="seconds", xlim=(0, WINDOW_S), ylim=(place - 1.1, -0.2), yticks=[])
+    axes.spines["left"].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[:2], labels[:2], frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.97))
 
 
 def envs_of(env: Any, **look: Any) -> npt.NDArray[np.uint8]:

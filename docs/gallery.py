@@ -21,6 +21,7 @@ logging.getLogger("aioenv.workers").setLevel(logging.WARNING)  # the build logs 
 _COMMAND = re.compile(r"^ +python examples/\w+\.py([^&\n]*)", re.MULTILINE)
 FILES = {  # where examples write when the site is built
     "episode_stats": ["--logs", tempfile.gettempdir()],
+    "spare_envs": ["--out", os.path.join(tempfile.gettempdir(), "spare-envs")],
     "timeline": ["--out", os.path.join(tempfile.gettempdir(), "run.json")],
 }
 CAPTIONS = {
@@ -35,6 +36,7 @@ CAPTIONS = {
     "ppo": "The mean return in 40 updates.",
     "rendering": "Images of four envs.",
     "rollout": "The rewards of a rollout. Rows of white are resets, and no samples.",
+    "spare_envs": "What the workers do, without spare envs and with them.",
     "timeline": "A part of the timeline.",
 }
 

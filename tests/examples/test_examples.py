@@ -27,6 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("pixels.py", ["--rollouts", "2", "--steps", "4"], "observations (4, 16, 84, 84, 3) uint8"),
         ("rendering.py", ["--steps", "10"], "images (16, 84, 84, 3) uint8"),
         ("episode_stats.py", ["--epochs", "1", "--steps", "50"], "total_episode_count"),
+        ("spare_envs.py", ["--steps", "20"], "with spare envs: "),
         ("timeline.py", ["--steps", "5"], "run.json"),
         ("rollout.py", ["--steps", "40"], "obs (40, 16, 17), 624 of 640 rows to learn from"),
     ],
