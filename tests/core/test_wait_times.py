@@ -84,7 +84,7 @@ def test_counting_anew_leaves_out_what_is_under_way(time):
     clock.restart_count(5)
     time.now += 1
     old.end()
-    assert clock.stats(1, 7) == (0, 0, 0, 2, 1)
+    assert clock.stats(1, 7) == Stats(0, 0, 0, 2, 1)
     clock.envs.begin().end()
     time.now += 3
     clock.envs.begin().end()
