@@ -187,9 +187,9 @@ def collect_ready(
         source = [row + part.start for row in rows]
         target = place[begin : begin + len(rows)].tolist()
         begin += len(rows)
-        theirs, mine = moves.setdefault(request, ([], []))
-        theirs += source
-        mine += target
+        rows_there, rows_here = moves.setdefault(request, ([], []))
+        rows_there += source
+        rows_here += target
         for column, items in zip(objects, part.objects, strict=False):
             for row, index in zip(rows, target, strict=True):
                 column[index] = items[row]
@@ -198,8 +198,12 @@ def collect_ready(
         if part.errors:
             numbers = set(part.slots[rows].tolist())
             errors += [(error, hit) for error in part.errors if (hit := numbers.intersection(error.slots))]
-    for request, (theirs, mine) in moves.items():
+    for request, (rows_there, rows_here) in moves.items():
         batch = request.batch
+        # single rows, the usual case of `recv(min_slots=1)`, are copied five times as fast as by lists of one
+        theirs: Any
+        mine: Any
+        theirs, mine = (rows_there[0], rows_here[0]) if len(rows_here) == 1 else (rows_there, rows_here)
         for array, other in zip(obs, batch.obs, strict=True):
             array[mine] = other[theirs]
         reward[mine] = batch.reward[theirs]

@@ -84,7 +84,7 @@ def test_counting_anew_leaves_out_what_is_under_way(time):
     clock.restart_count(5)
     time.now += 1
     old.end()
-    assert clock.stats(1, 7) == (0, 0, 0, 2, 1)
+    assert clock.stats(1, 7) == Stats(0, 0, 0, 2, 1)
     clock.envs.begin().end()
     time.now += 3
     clock.envs.begin().end()
@@ -125,7 +125,7 @@ async def test_a_vector_env_tells_what_it_waited_for(time, gate):
         await waiting
         stats = envs.stats(reset=True)
         assert seconds(stats) == (100, 0, 30) and stats.bound == "env-bound" and stats.env_steps == 16
-        assert envs.stats() == (0, 0, 0, 0, 4)
+        assert envs.stats() == Stats(0, 0, 0, 0, 4)
         # an error is a result, too
         with pytest.raises(aioenv.EnvError):
             await envs.step([Counter.RAISE, 0, 0, 0])

@@ -100,3 +100,6 @@ ALL = [Cell(*pair, *point) for pair in PAIRS for point in _POINTS]
 # spawned worker, which takes longest, comes as every third.
 _ROUND = [_POINTS[place % len(_POINTS)] for place in (3, 7, 0, 5, 2, 6, 1, 4, 7, 6, 5, 4)]
 SAMPLE = [Cell(*pair, *_ROUND[number % len(_ROUND)]) for number, pair in enumerate(PAIRS)]
+
+# with spare envs, whose faults are those of both envs of a slot; each env has a worker of its own
+SPARES = [Cell(*cell[:4], "spares") for cell in SAMPLE]

@@ -22,7 +22,7 @@ from tests.faults.grid import TABLE, Cell, Outcome
 
 NUM_ENVS, NUM_WORKERS = 5, 2
 FAULTY = 1  # between slots 0 and 2 in worker 0
-OTHERS = (3, 4)  # in worker 1
+OTHERS = {"async": (3, 4), "sync": (3, 4), "spares": (0, 2, 3, 4)}  # in other workers
 ALL = tuple(range(NUM_ENVS))
 ACTIONS = np.zeros(NUM_ENVS, np.int64)
 
@@ -64,7 +64,14 @@ class Sync:
         return getattr(self.envs, name)(*args, **kwargs)
 
 
-DOORS = {"async": Async, "sync": Sync}
+class Spares(Async):
+    """`AsyncVectorEnv` with two envs a slot, each in a worker of its own."""
+
+    def __init__(self, *args: Any, num_workers: int, **kwargs: Any) -> None:
+        super().__init__(*args, spare_envs=True, **kwargs)
+
+
+DOORS = {"async": Async, "sync": Sync, "spares": Spares}
 
 
 def without_loop(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -153,6 +160,7 @@ class Play:
             start_timeout_s=self.start_timeout_s,
         )
         self.do = self.door.do
+        self.others = OTHERS[cell.door]
         self.episode = self.t = 0  # of every slot that is well
 
     async def run(self) -> None:
@@ -230,11 +238,11 @@ class Play:
         with within(LATE_S), pytest.raises(aioenv.WorkerDied) as caught:
             await self.operate(name)
         error = caught.value
-        assert FAULTY in error.slots and not set(OTHERS) & set(error.slots)
+        assert FAULTY in error.slots and not set(self.others) & set(error.slots)
         if self.cell.fault != "closes_fds":  # that process ends later, when it replies
             assert error.slot == FAULTY and f"while it ran slot {FAULTY}" in str(error)
         self.check_words(error)
-        self.check(name, error.partial, OTHERS)
+        self.check(name, error.partial, self.others)
         with within(LATE_S), pytest.raises(aioenv.WorkerDied) as refused:
             await self.do("step", ACTIONS)
         assert FAULTY in refused.value.slots
@@ -245,9 +253,9 @@ class Play:
             await self.operate(name)
         self.check_words(caught.value)
         if name in ("reset", "step"):
-            ready = await self.do("recv", len(OTHERS))
-            assert ready.slots.tolist() == list(OTHERS)
-            self.check(name, ready[1:], OTHERS, rows=range(len(OTHERS)))
+            ready = await self.do("recv", len(self.others))
+            assert ready.slots.tolist() == list(self.others)
+            self.check(name, ready[1:], self.others, rows=range(len(self.others)))
         await self.others_go_on()
 
     def check_words(self, error: Exception) -> None:
@@ -263,11 +271,11 @@ class Play:
 
     async def others_go_on(self) -> None:
         """The slots of the other worker."""
-        assert await self.do("call_at", OTHERS[0], "answer") == 1000 * OTHERS[0] + self.t
-        await self.do("send", ACTIONS[: len(OTHERS)], OTHERS)
+        assert await self.do("call_at", self.others[0], "answer") == 1000 * self.others[0] + self.t
+        await self.do("send", ACTIONS[: len(self.others)], self.others)
         self.t += 1
-        ready = await self.do("recv", len(OTHERS))
-        self.check("step", ready[1:], OTHERS, rows=range(len(OTHERS)))
+        ready = await self.do("recv", len(self.others))
+        self.check("step", ready[1:], self.others, rows=range(len(self.others)))
 
     async def operate(self, name: str) -> Any:
         match name:

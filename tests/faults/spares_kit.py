@@ -195,8 +195,10 @@ class State:
         """The states to which a request may lead, with what it hands out; several if an env may die unnoticed."""
         kind, value = op
         if kind == "look":
+            state = copy.copy(self)
+            state.ops += 1
             # the last observation of an env that has died is not known
-            return [(self, Row(None if kills else self.last, 0.0, False, False, {}))]
+            return [(state, Row(None if kills else self.last, 0.0, False, False, {}))]
         found = []
         for alone in (False, True) if kills and kind == "step" and all(self.alive) else (False,):
             state = copy.deepcopy(self)
@@ -269,6 +271,16 @@ class Model:
             self.pending[slot] = [pair for state in self.states[slot] for pair in state.outcomes(op, kills=self.kills)]
             if op[0] == "reset":
                 self.failed.discard(slot)
+
+    def doubt(self) -> None:
+        """Note that the last request may not have been sent, and that its results will not be seen."""
+        for slot in list(self.pending):
+            self.states[slot] += [state for state, _ in self.pending.pop(slot)]
+
+    def settle(self, counts: set[int]) -> None:
+        """Note that each slot has done one of these numbers of steps and resets."""
+        for states in self.states:
+            states[:] = [state for state in states if state.ops in counts]
 
     def forget(self) -> None:
         """Note that the last request was not sent."""
@@ -446,6 +458,32 @@ class Driver:
             assert not self.envs.outstanding
             counts = [{state.ops for state in states} for states in self.model.states]
             assert all(len(count) == 1 for count in counts)
+
+    # ------------------------------------------------------------ blocking code
+
+    def block(self, interrupt: Callable[[Callable[[], Any], float], Any], cases: int) -> None:
+        """Interrupt blocking calls, each followed by one that is not.
+
+        Args:
+            interrupt: calls a function, which is interrupted so many seconds later; returns None then.
+            cases: how many.
+        """
+        self.model.take(range(N), self.new_reset(first=True)())
+        began = time.perf_counter()
+        for _ in range(9):
+            self.model.take(range(N), self.new_step()())
+        self.duration_s = (time.perf_counter() - began) / 9
+        for _ in range(cases):
+            request = self.new_request()
+            result = interrupt(request, max(self.instant_s(), 1e-6))
+            if result is not None:
+                self.model.take(range(N), result)
+                continue
+            self.model.doubt()
+            self.model.take(range(N), self.new_step()())
+            counts = [{state.ops for state in states} for states in self.model.states]
+            assert set.intersection(*counts), "it was done in some slots only"
+            self.model.settle(set.intersection(*counts))
 
     # ------------------------------------------------------------ killed workers
 

@@ -11,7 +11,7 @@ import pytest
 
 from aioenv.sync import portal
 from aioenv.testing import FAULTS, MOMENTS
-from tests.faults.grid import ALL, AXES, PAIRS, SAMPLE, TABLE
+from tests.faults.grid import ALL, AXES, PAIRS, SAMPLE, SPARES, TABLE
 from tests.faults.play import Play, without_loop
 from tests.kits.loop_kit import LOOPS, run_on
 
@@ -40,6 +40,18 @@ def test_sample(cell, monkeypatch):
 @pytest.mark.faults
 @pytest.mark.parametrize("cell", cells(ALL))
 def test_grid(cell, monkeypatch, record_property):
+    record_property("cell", cell)
+    play(cell, monkeypatch)
+
+
+@pytest.mark.parametrize("cell", cells(SPARES[::9]))
+def test_sample_with_spare_envs(cell, monkeypatch):
+    play(cell, monkeypatch)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("cell", cells(SPARES))
+def test_grid_with_spare_envs(cell, monkeypatch, record_property):
     record_property("cell", cell)
     play(cell, monkeypatch)
 

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 import aioenv
+import aioenv.sync
+from tests.faults.align_kit import CancelAt
+from tests.faults.play import within
 from tests.faults.spares_kit import DIE, MODES, WAIT, Driver, Hold, N, Twin, killed, until, waits
+from tests.faults.test_alignment import sweep_lives
+from tests.faults.test_close import wait_until_gone
+from tests.faults.test_interrupts import Alarm
 from tests.kits.loop_kit import LOOPS, run_on
+from tests.kits.process_kit import run_alone
 
 SLOW_S, RESET_S = 0.0005, 0.02
 loops = pytest.mark.parametrize("loop", LOOPS)
@@ -343,3 +350,150 @@ def test_late_workers_are_killed(mode):
 @modes
 def test_two_hundred_killed_workers(mode, loop, on_timeout):
     run_on(loop, kill(mode, 200, seed=7, on_timeout=on_timeout))
+
+
+# ---------------------------------------------------------------- ends
+
+
+async def start_cancelled_at(k: int) -> bool:
+    envs = aioenv.AsyncVectorEnv(twins(0, 0)[:2], spare_envs=True)
+    cancel = await CancelAt(k).run(envs._ensure_started())
+    assert envs.closed is cancel.hit
+    if not cancel.hit:
+        assert (await envs.reset(seed=0)).obs[:, 2].tolist() == [1, 1]
+    await envs.close()
+    assert [worker.state for worker in envs.workers] in ([], ["closed"] * 4)
+    return cancel.hit
+
+
+async def close_cancelled_at(k: int, mode, again: bool) -> bool:
+    """Close while envs are being reset, and a step that is not awaited waits for one."""
+    envs = await aioenv.AsyncVectorEnv(twins()[:2], autoreset_mode=mode, spare_envs=True)
+    await envs.reset(seed=0)
+    for _ in range(2):
+        await envs.step([0, 0])
+    envs.send([0, 0])
+    cancel = await CancelAt(k).run(envs.close())
+    assert envs.closed
+    if again:
+        await envs.close()
+        assert [worker.state for worker in envs.workers] == ["closed"] * 4
+    return cancel.hit
+
+
+@pytest.mark.usefixtures("own_fork_server")
+@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=[pytest.mark.stress, pytest.mark.timeout(300)])])
+@loops
+def test_a_start_that_is_cancelled_leaves_nothing(loop, stride):
+    """At each 17th await point, beginning with the first; `make stress` takes them all."""
+    assert sweep_lives(loop, start_cancelled_at, stride=stride) > 9
+
+
+@pytest.mark.usefixtures("own_fork_server")
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=[pytest.mark.stress, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize(("loop", "again"), [("asyncio", True), ("uvloop", False)])
+@modes
+def test_a_close_that_is_cancelled_leaves_nothing(mode, loop, again, stride):
+    """Likewise, at each ninth; whether another close follows it or not."""
+    assert sweep_lives(loop, partial(close_cancelled_at, mode=mode, again=again), stride=stride) > 3
+
+
+@pytest.mark.usefixtures("own_fork_server")
+@loops
+@modes
+def test_close_while_a_step_waits_for_a_reset_that_hangs(mode, loop, hold):
+    async def main():
+        async with started(mode, hold, "1-1") as envs:
+            step = asyncio.ensure_future(envs.step([0] * N))
+            await until(lambda: waits(envs, 1))
+            pids = [worker.pid for worker in envs.workers]
+            with within(5):
+                await envs.close(grace_s=0.1)
+            with pytest.raises(aioenv.ClosedError):
+                await step
+            wait_until_gone(pids)
+
+    run_on(loop, main())
+
+
+@pytest.mark.usefixtures("own_fork_server")
+@loops
+@modes
+def test_one_that_is_forgotten_while_envs_are_reset(mode, loop, hold):
+    async def main():
+        async with started(mode, hold, "0-1", "1-1") as envs:
+            step = asyncio.ensure_future(envs.step([0] * N))
+            await until(lambda: waits(envs, 1))
+            pids = [worker.pid for worker in envs.workers]
+            with pytest.warns(ResourceWarning, match="its workers were killed"):
+                envs.__del__()
+            wait_until_gone(pids)
+            step.cancel()
+            await asyncio.wait([step])
+            envs.closed = False
+
+    run_on(loop, main())
+
+
+@pytest.mark.parametrize("end", ["close", "forget"])
+@loops
+def test_the_loop_is_closed_while_envs_are_reset(loop, end, tmp_path):
+    """No process and no descriptor is left."""
+    code = """
+        import asyncio, gc, os, sys
+        from pathlib import Path
+        import aioenv
+        from tests.faults.spares_kit import Hold, N, until, waits
+        from tests.faults.test_spare_envs_faults import twins
+
+        hold = Hold(Path(sys.argv[3]))
+
+        async def main():
+            envs = await aioenv.AsyncVectorEnv(twins(0, 0, hold.folder), spare_envs=True)
+            hold.hold("0-1", "1-1")
+            await envs.reset(seed=0)
+            for _ in range(2):
+                await envs.step([0] * N)
+            envs.send([0] * N)
+            await until(lambda: waits(envs, 1))
+            hold.forget("0-1", "1-1")
+            return envs
+
+        counts = []
+        for _ in range(3):  # the first round opens what a loop shares with the next
+            envs = {"asyncio": asyncio, "uvloop": aioenv}[sys.argv[1]].run(main())
+            pids = [worker.pid for worker in envs.workers]
+            if sys.argv[2] == "close":
+                asyncio.run(envs.close())
+            del envs
+            gc.collect()
+            counts.append(len(os.listdir("/proc/self/fd")))
+            print(*pids)
+        assert counts[1] == counts[0] and counts[2] == counts[0], counts
+    """
+    done = run_alone(code, loop, end, str(tmp_path))
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(set(pids)) == 3 * 2 * N
+    wait_until_gone(pids)
+
+
+def interrupt_at_random(mode, cases: int, seed: int) -> None:
+    """Steps and resets of blocking code, interrupted, each followed by a step: done in all slots, or in none."""
+    alarm, driver = Alarm(), None
+    with aioenv.sync.VectorEnv(twins(), autoreset_mode=mode, spare_envs=True) as envs:
+        driver = Driver(envs, mode, seed)
+        driver.block(partial(Alarm.run, alarm), cases)
+    assert alarm.rang >= cases // 10
+
+
+@modes
+def test_blocking_calls_interrupted_at_random_instants(mode):
+    interrupt_at_random(mode, 60, seed=8)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+@modes
+@pytest.mark.usefixtures("way")
+def test_blocking_calls_interrupted_at_five_hundred_instants(mode):
+    interrupt_at_random(mode, 500, seed=9)
