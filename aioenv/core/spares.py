@@ -184,7 +184,7 @@ class SpareEnvs:
         """
         for number, seed in seeds.items():
             slot = self._slots[number]
-            slot.last = None
+            slot.last = slot.taken = slot.waiting = None
             slot.restarted = False
             self.ended.discard(number)
             self.lost.discard(number)
@@ -231,6 +231,8 @@ class SpareEnvs:
             Whether the reply is held back, since the next episode has not begun yet; `complete` goes on with it.
         """
         batch, row = request.batch, part.start
+        if part.errors and self.is_waiting(part):  # Ctrl-C while its reply was handled has ended its worker
+            self._slots[part.slots[0]].waiting = None
         if not (batch.terminated[row] or batch.truncated[row]) or part.errors or not request.stepped:
             return False
         slot = self._slots[part.slots[0]]
@@ -262,8 +264,24 @@ class SpareEnvs:
         slot.taking = False
         batch, row = request.batch, part.start
         batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, False
-        if self._take_over(slot, request, part):
-            self._complete(request, part)
+        still_open = request.open
+        try:
+            if self._take_over(slot, request, part):
+                self._complete(request, part)
+        except BaseException:  # Ctrl-C
+            if request.open == still_open and not self.is_waiting(part):
+                self._break_off(slot, request, part)
+            raise
+
+    def _break_off(self, slot: _Slot, request: BatchRequest, part: WorkerRequest) -> None:
+        """Have a slot reset that was interrupted while its next episode began: it may be in either of its envs."""
+        slot.last = slot.taken = slot.prepared = None
+        self.ended.discard(slot.slot)
+        error = part.member.worker.parent_env_error(
+            "it was interrupted while its next episode began", part.slots.tolist()
+        )
+        part.columns, part.errors = (), [error]
+        self._complete(request, part)
 
     def is_waiting(self, part: WorkerRequest) -> bool:
         """Return whether a worker request waits for an episode to begin."""
@@ -372,11 +390,17 @@ class SpareEnvs:
 
     def _end_wait(self, slot: _Slot, taken: BatchRequest) -> None:
         assert slot.waiting is not None
-        waiting, slot.taken, slot.waiting = slot.waiting, None, None
+        waiting, still_open = slot.waiting, slot.waiting[0].open
         self.waits += 1
         self.wait_s += perf_counter() - slot.since
-        self._begin(slot, taken, *waiting)
-        self._complete(*waiting)
+        try:
+            self._begin(slot, taken, *waiting)
+            slot.taken = slot.waiting = None
+            self._complete(*waiting)
+        except BaseException:  # Ctrl-C: it ends the worker whose reply this is, and with it the wait
+            if waiting[0].open == still_open:
+                slot.taken, slot.waiting = taken, waiting
+            raise
 
     # ------------------------------------------------------------ the ends of workers
 

@@ -209,6 +209,12 @@ class State:
             found.append((state, row))
         return found
 
+    def interrupted(self) -> State:
+        """The state if the envs changed places and that was interrupted, so that no next episode was prepared."""
+        state = copy.deepcopy(self)
+        state.live = 1 - state.live
+        return state
+
     def _reset(self, seed: int | None) -> Row:
         if not self.alive[self.live]:
             self.live = 1 - self.live
@@ -298,7 +304,8 @@ class Model:
         """Check results; those of `errors` were errors: how far the envs got is not known."""
         for row, slot in enumerate(slots):
             if slot in errors:
-                self.states[slot] = [*self.states[slot], *(state for state, _ in self.pending.pop(slot))]
+                before, done = self.states[slot], [state for state, _ in self.pending.pop(slot)]
+                self.states[slot] = [*before, *done, *(state.interrupted() for state in before if state.ended)]
                 self.failed.add(slot)
             else:
                 self.check(slot, row_of(result, row))

@@ -16,6 +16,7 @@ from tests.faults.play import within
 from tests.faults.spares_kit import DIE, MODES, WAIT, Driver, Hold, N, Twin, killed, until, waits
 from tests.faults.test_alignment import sweep_lives
 from tests.faults.test_close import wait_until_gone
+from tests.faults.test_interrupted_anywhere import Instants
 from tests.faults.test_interrupts import Alarm
 from tests.kits.loop_kit import LOOPS, run_on
 from tests.kits.process_kit import run_alone
@@ -497,3 +498,76 @@ def test_blocking_calls_interrupted_at_random_instants(mode):
 @pytest.mark.usefixtures("way")
 def test_blocking_calls_interrupted_at_five_hundred_instants(mode):
     interrupt_at_random(mode, 500, seed=9)
+
+
+# ---------------------------------------------------------------- Ctrl-C in async code
+
+
+class Interrupts(Instants):
+    """Raises a KeyboardInterrupt at an instant of the code that lets envs change places."""
+
+    def _raise(self, *_):
+        raise KeyboardInterrupt
+
+    def _enter(self, frame, event, arg):
+        if not frame.f_code.co_filename.endswith("core/spares.py"):
+            return None
+        return super()._enter(frame, event, arg)
+
+
+def interrupt_at(loop, driver: Driver, instants: Interrupts, number: int) -> bool:
+    """Interrupt one step at an instant, if there is such a one; what follows is aligned, or asks for a reset."""
+    task = loop.create_task(driver.new_step()())
+    there = True
+    try:
+        _, there = instants.run(lambda: loop.run_until_complete(asyncio.wait([task])), number)
+    except KeyboardInterrupt:
+        loop.call_soon(loop.stop)  # in place of that which the interrupted call may have left behind
+        loop.run_forever()
+
+    async def settle():
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            driver.model.take(range(N), task.result())
+        elif not task.cancelled() and isinstance(task.exception(), aioenv.SlotError):
+            driver.note_error(task.exception())
+        while driver.envs.outstanding:
+            await asyncio.wait_for(driver.recv(1), 20)
+        driver.model.doubt()
+        for _ in range(driver.rng.randrange(4, 10)):
+            driver.note_deaths()
+            if driver.model.failed:
+                await asyncio.wait_for(driver.try_(driver.new_reset(sorted(driver.model.failed))), 20)
+            else:
+                await asyncio.wait_for(driver.try_(driver.new_step()), 20)
+
+    loop.run_until_complete(settle())
+    return there
+
+
+def interrupt_everywhere(mode, stride: int) -> None:
+    loop, instants, number, misses = asyncio.new_event_loop(), Interrupts(), 0, 0
+    while misses < 20:
+        envs = aioenv.AsyncVectorEnv(twins(0, 0.002), autoreset_mode=mode, spare_envs=True)
+
+        async def start(envs=envs, seed=number):
+            await envs
+            driver = Driver(envs, mode, seed, kills=True)
+            await driver.begin()
+            return driver
+
+        driver = loop.run_until_complete(start())
+        while misses < 20 and all(worker.state != "dead" for worker in envs.workers):  # with fewer, less happens
+            there = interrupt_at(loop, driver, instants, number)
+            misses = 0 if there else misses + 1
+            number += stride * there
+        loop.run_until_complete(envs.close())
+    loop.close()
+    assert number > 2 * stride
+
+
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=[pytest.mark.stress, pytest.mark.timeout(300)])])
+@modes
+def test_ctrl_c_while_envs_change_places(mode, stride):
+    interrupt_everywhere(mode, stride)
