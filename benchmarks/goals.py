@@ -155,6 +155,11 @@ def goals(cpus: int) -> list[Goal]:
             "84x84 images, exact, of loops alike at once", 0.95, 0.95, _ratio("pool-exact", "aioenv", "bare-all-alike")
         ),
     ]
+    for key, what in (("sleeping", "as long as an episode"), ("half", "half as long")):
+        hidden = _ratio(f"resets-{key}", "aioenv-spares", "aioenv-instant")
+        found.append(Goal(f"resets {what}, spare envs, x resets that take no time", 0.9, 0.9, hidden))
+    recv = _ratio("resets-sleeping", "aioenv-recv", "bare")
+    found.append(Goal("resets as long as an episode, recv, x bare processes", 0.92, 0.92, recv))
     for n, bar in ((1, 1.0), (4, 1.15), (8, 1.2), (16, 1.2), (64, 1.2)):
         here = _ratio(f"cheap-cartpole-{n}", "aioenv-in-process", "gymnasium-sync")
         found.append(Goal(f"CartPole-v1 x {n}, num_workers=0, x Sync", bar, bar, here))
