@@ -120,6 +120,8 @@ class World:
             for peer, slots in zip(self.peers, rows, strict=True)
         ]
         worker_pool: Any = SimpleNamespace(
+            spares=[],
+            workers=[],
             members=self.members,
             shared_batches=(),
             episodes=None,
