@@ -1,4 +1,4 @@
-"""`BackendChoice`: whether envs step faster in this process or over workers, found out before they are started.
+"""`BackendChoice`: in this process or over workers, for backend="auto" where `make.py` finds no native version.
 
 One env of the same id is stepped for a moment, in a worker that ends afterwards.
 """

@@ -1,8 +1,9 @@
 """Spare envs: the second env of each slot, which is reset while the first one runs an episode.
 
 Each slot has two workers with one env each. `WorkerSlots.worker` of the pool is the one whose env runs the slot's
-episode. When that episode ends, the other one takes its place, and the env that has finished is reset for the episode
-after the next. So the episodes of a slot alternate between its two envs, for any timing.
+episode. When that episode has ended, the other one takes its place: at once under SAME_STEP, with the next step under
+NEXT_STEP. The env that has finished is then reset for the episode after the next. So the episodes of a slot alternate
+between its two envs, for any timing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parent's handle of one worker, through all of its processes: states, start, requests, restarts, end.
 
 The table of states is at the top. `Worker` launches a process (`launch.py`), talks to it (`connection.py`), and makes
-its errors (`failures.py`). `restart.py` decides whether a worker that has died is started again.
+its errors (`failures.py`). `restart.py` starts a worker that has died again, if `restart_policy.py` allows it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The service of a render worker: `RenderService` answers draw requests, with the renderer of its pool.
+"""The service of a render worker: `RenderService` answers draw requests; `renderers.py` draws.
 
 The parent names `pool_service` and `step_service` without importing MuJoCo, which takes 0.1 s.
 """

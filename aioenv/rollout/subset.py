@@ -1,4 +1,4 @@
-"""A subset of the slots: `Pausing` leaves some out of whole batches, `SingleSlot` steps and resets one by itself."""
+"""`Pausing` marks slots, which `core/groups.py` leaves out of whole batches; `SingleSlot` steps one by itself."""
 
 from __future__ import annotations
 

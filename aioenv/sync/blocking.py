@@ -1,4 +1,4 @@
-"""The base classes of `aioenv.sync`: blocking twins of async objects, each with a loop thread of its own.
+"""Blocking steps, Ctrl-C in them, and the base classes of `aioenv.sync`, whose objects have loop threads.
 
 `BlockingStepper` runs steps inline in place of the loop's thread where that is possible; else it sends them there.
 """
