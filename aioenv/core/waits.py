@@ -74,7 +74,7 @@ class Stats(NamedTuple):
             f"{self.env_steps_per_s:,.0f} env-steps/s, {self.bound}"
         )
         if self.spare_waits:
-            lines.append(f"{self.spare_waits:,} episodes waited for a spare env, {self.spare_wait_s:.3f} s in all")
+            lines.append(f"waits for spare envs: {self.spare_waits:,}, {self.spare_wait_s:.3f} s in all")
         return "\n".join(lines)
 
 
