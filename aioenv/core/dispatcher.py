@@ -373,8 +373,11 @@ class Dispatcher:
         self._read_outcome(request, part, outcome)
         if part.exhausted:
             self._pause_exhausted(request, part)
-        if self.spares is not None and self.spares.end_episode(request, part):
-            return
+        if self.spares is not None:
+            if part.sent is not None and not len(part.sent.slots):
+                self.spares.show_last(request, part)
+            if self.spares.end_episode(request, part):
+                return
         self._finish_reply(request, part, outcome)
 
     def _read_outcome(self, request: BatchRequest, part: WorkerRequest, outcome: Frame | SlotError) -> None:

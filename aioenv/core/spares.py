@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ __all__ = ["SpareEnvs", "spare_seed"]
 _log = logging.getLogger("aioenv")
 
 Slots = npt.NDArray[np.int64]
+# The arrays and objects of an observation, and the physics state.
+_Last: TypeAlias = "tuple[list[Any], Sequence[Sequence[Any]], npt.NDArray[np.float64]]"
 
 
 def spare_seed(seed: int | None) -> int | None:
@@ -63,8 +65,8 @@ class _Slot:
         prepared: the reset of the spare env, whose reply may not be in; None: there is none.
         taken: that reset, once the env has taken its place, while its reply is not in; None otherwise.
         waiting: the request that waits for this reply; since: when it began to wait, by `perf_counter`.
-        last: the last observation of an episode that has ended, of which the next step begins the next one; None: its
-            episode goes on.
+        last: the last observation and state of an episode that has ended, of which the next step begins the next one;
+            None: its episode goes on.
         restarted: whether the episode that begins now comes after such a one.
         held: whether an episode that ends is followed by a reset that was announced (see `SpareEnvs.reserve`).
         reserved: whether `prepared` is the one that was announced; reserved_seed: its seed.
@@ -101,7 +103,7 @@ class _Slot:
         self.taken: BatchRequest | None = None
         self.waiting: tuple[BatchRequest, WorkerRequest] | None = None
         self.since = 0.0
-        self.last: tuple[list[Any], list[Any]] | None = None
+        self.last: _Last | None = None
         self.restarted = self.held = self.reserved = self.taking = False
         self.reserved_seed: int | None = None
         self.seeds: dict[Worker, int | None] = {}
@@ -241,9 +243,17 @@ class SpareEnvs:
             return False
         if not self._next_step:
             return not self._take_over(slot, request, part)
-        slot.last = [array[row].copy() for array in batch.received], [list(column) for column in part.objects]
+        slot.last = _last_of(request, part)
         self.ended.add(slot.slot)
         return False
+
+    def show_last(self, request: BatchRequest, part: WorkerRequest) -> None:
+        """Put the last observation of an episode into a reply that shows it: the slot's worker may not know it.
+
+        This is so if the env that was to begin the next episode has no further one.
+        """
+        if (last := self._slots[part.slots[0]].last) is not None:
+            _put_last(last, request, part)
 
     def answer_step(self, request: BatchRequest, part: WorkerRequest) -> bool:
         """Answer a step that begins an episode, or ends one that was lost; return False for any other step."""
@@ -316,21 +326,14 @@ class SpareEnvs:
         if source.errors:  # as after an automatic reset that raised
             batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, False
             part.columns = ()
-        observations = [array[0] for array in taken.batch.received]
-        objects: Sequence[Sequence[Any]] = source.objects
-        if source.exhausted:
+        shown = _last_of(taken, source)
+        if source.exhausted:  # the last observation stays, and the next step tries once more
             part.exhausted = source.exhausted
-            if self._next_step:
-                self.ended.add(slot.slot)
-                slot.last = last
-                observations, objects = last if last is not None else (observations, objects)
-            else:  # the terminal observation stays
-                observations, objects = [array[row] for array in batch.received], part.objects
-        for mine, theirs in zip(batch.received, observations, strict=True):
-            mine[row] = theirs
-        part.objects = objects
-        if not source.exhausted:
-            batch.state[row] = taken.batch.state[0]
+            self.ended.add(slot.slot)
+            if last is None and request.stepped:
+                last = _last_of(request, part)
+            slot.last, shown = last, last or shown
+        _put_last(shown, request, part)
         here = slice(row, row + 1)
         part.columns = [*part.columns, *(columns._replace(positions=here) for columns in source.columns)]
         restarted, slot.restarted = slot.restarted, False
@@ -468,15 +471,13 @@ class SpareEnvs:
         assert self._history is not None
         self.lost.discard(slot.slot)
         arrays, objects, obs, state = self._history.last_of(slot.slot)
-        for mine, theirs in zip(batch.received, arrays, strict=True):
-            mine[row] = theirs
-        batch.state[row] = state
+        last = arrays, [[item] for item in objects], state
+        _put_last(last, request, part)
         batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, True
-        part.objects = [[item] for item in objects]
         info = {"restarted": True}
         if self._next_step:
             part.columns = _columns_of(info, slice(row, row + 1))
-            slot.last = arrays, part.objects
+            slot.last = last
             self.ended.add(slot.slot)
             self._complete(request, part)
             return
@@ -488,6 +489,20 @@ class SpareEnvs:
         slot.restarted = True
         if self._take_over(slot, request, part):
             self._complete(request, part)
+
+
+def _last_of(request: BatchRequest, part: WorkerRequest) -> _Last:
+    """Return a copy of the observation and state of a worker request of one slot."""
+    batch, row = request.batch, part.start
+    arrays = [array[row].copy() for array in batch.received]
+    return arrays, [list(column) for column in part.objects], batch.state[row].copy()
+
+
+def _put_last(last: _Last, request: BatchRequest, part: WorkerRequest) -> None:
+    batch, row = request.batch, part.start
+    arrays, part.objects, batch.state[row] = last
+    for mine, theirs in zip(batch.received, arrays, strict=True):
+        mine[row] = theirs
 
 
 def _has_died(request: BatchRequest) -> bool:
