@@ -168,10 +168,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
             discards the episode that the other one had begun. Its seed is that of the first env; the second one gets
             `numpy.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0] >> 2`. With a `seed_plan` both take
             their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs. A
-            function of `autoreset_options` is called an episode earlier. `get_state` and `set_state` raise a
-            ValueError. With `restart=` a slot whose worker has died goes on in its other env, after the truncated end
-            of the episode; without, after a reset of your own. It is not for `AutoresetMode.DISABLED`, `debug=`,
-            `RestartPolicy(resume=True)`, `transport="shared"` and shared statistics.
+            function of `autoreset_options` is called an episode earlier. `get_state`, `set_state` and `actor_rewards`
+            raise a ValueError. With `restart=` a slot whose worker has died goes on in its other env, after the
+            truncated end of the episode; without, after a reset of your own. It is not for `AutoresetMode.DISABLED`,
+            `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared statistics.
 
     Attributes:
         num_envs: the number of slots.
@@ -1081,12 +1081,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
-        self._refuse_states("get_state")
+        self._refuse_with_spares("get_state", "a slot has two envs, and two states")
         return await self._calls.get_state(slots)
 
-    def _refuse_states(self, name: str) -> None:
+    def _refuse_with_spares(self, name: str, why: str) -> None:
         if self._config.spares:
-            raise ValueError(f"{name}: not with spare_envs=True, so far: a slot has two envs, and two states")
+            raise ValueError(f"{name}: not with spare_envs=True, so far: {why}")
 
     async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
         """Set the states of envs to those of `get_state` or `aioenv.load`, from any slot, worker or process.
@@ -1108,7 +1108,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
-        self._refuse_states("set_state")
+        self._refuse_with_spares("set_state", "a slot has two envs, and two states")
         await self._calls.set_state(states, slots)
 
     # ------------------------------------------------------------ envs of several actors
@@ -1123,10 +1123,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
             float32 of shape `(n_actors, num_envs)`; None if an env has no such rewards.
 
         Raises:
-            ValueError: if envs have different numbers of actors.
+            ValueError: if envs have different numbers of actors; with `spare_envs=True`.
             PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         self._check_running()
+        self._refuse_with_spares("actor_rewards", "where an episode begins, the last rewards are the other env's")
         return await self._calls.actor_rewards()
 
     async def actor_ids(self, *, same_step: bool = True) -> tuple[ActorID, ...]:

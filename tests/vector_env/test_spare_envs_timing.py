@@ -184,8 +184,7 @@ async def record(gates: Gates, mode: Any, order: Order) -> list[Any]:
     async with aioenv.AsyncVectorEnv(factories, spare_envs=True, autoreset_mode=mode) as envs:
         found: list[Any] = [await envs.reset(seed=7)]
         for number, slots in enumerate(order, 1):
-            for _ in range(LENGTH if mode == "NextStep" else LENGTH - 1):
-                found.append(await envs.step([0, 1]))
+            found += [await envs.step([0, 1]) for _ in range(LENGTH if mode == "NextStep" else LENGTH - 1)]
             step = None
             late = sum(not before for _, before in slots)
             for slot, before in sorted(slots, key=lambda each: not each[1]):
