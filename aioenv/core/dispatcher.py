@@ -388,10 +388,7 @@ class Dispatcher:
             error = part.member.worker.env_error(load(outcome.payload))
             request.fail(part, self._worker_pool.observations, error)
         else:
-            if request.batch.shared_batch == COPIED:
-                request.batch.copy_out(part.start, part.slots)
-            if len(outcome.payload):
-                self._read(request, part, outcome.payload)
+            self._store_reply(request, part, outcome.payload)
 
     def _finish_reply(
         self, request: BatchRequest, part: WorkerRequest, outcome: Frame | SlotError | None = None
@@ -457,6 +454,8 @@ class Dispatcher:
     def _process_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> bool:
         """Process a fast-path reply, except for counting it; return whether it is held back (see `SpareEnvs`)."""
         self._store_reply(request, part, payload)
+        if part.exhausted:
+            self._pause_exhausted(request, part)
         if self.spares is not None and self.spares.end_episode(request, part):
             return True
         if self.episodes is not None:
@@ -469,7 +468,7 @@ class Dispatcher:
         if request.batch.shared_batch == COPIED:
             request.batch.copy_out(part.start, part.slots)
         if len(payload):
-            self.read_payload(request, part, payload)
+            self._read(request, part, payload)
 
     def read_payload(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
         """Read the payload of a reply into its worker request, and pause the slots whose envs have no further episode.

@@ -126,7 +126,6 @@ class StepReply(NamedTuple):
     exhausted: Sequence[int] = ()  # rows whose envs have no further episode
     overflow: Sequence[tuple[int, bytes]] = ()  # rows, and the data that did not fit into their checkpoints
     render_updates: Sequence[tuple[int, Any]] = ()  # rows, and `state.render_source.RenderUpdate`s for their images
-    ended: bool = False  # an episode has ended, and the parent goes on in the slot's other env
 
 
 # A step of successive rows, whose actions are arrays, is sent without pickle: the first row, and the number of rows.

@@ -278,9 +278,9 @@ class _EpisodesRun:
 
     def _reserve(self, slots: Iterable[int]) -> None:
         """Let the spare envs of slots, if there are any, begin the episodes that the slots run next."""
-        spares = self._backend.spares
-        for slot in slots if spares is not None else ():
-            assert spares is not None
+        if (spares := self._backend.spares) is None:
+            return
+        for slot in slots:
             if self._queue and slot in self._running and slot not in self._reserved:
                 self._reserved[slot] = self._queue.popleft()
                 spares.reserve(slot, self._seeds[self._reserved[slot]])

@@ -329,7 +329,7 @@ class EnvService(SlotService):
             touched: the rows that were stepped or reset; the others are unchanged.
             exhausted: the rows whose envs have no further episode.
             lost: those of `touched` whose new envs have not begun an episode, so that their state is not shown.
-            ended: see `Stepped`.
+            ended: see `Stepped`. The reply has a payload then: the parent looks at the flags of such replies.
         """
         shown = [row for row in touched if row not in lost] if lost else touched
         if self._state.shape[1]:
@@ -356,7 +356,7 @@ class EnvService(SlotService):
             more = news or failures or objects or exhausted or overflow or updates or ended
             if not (more or any(group.objects for group in groups)):
                 return Reply(fixed, dump_columns(groups))
-            payload = dump(StepReply(news, groups, objects, failures, exhausted, overflow, updates, ended))
+            payload = dump(StepReply(news, groups, objects, failures, exhausted, overflow, updates))
         except Exception:
             payload = self._without_unpicklable(rows, infos, objects, failures, exhausted, overflow, updates)
         return Reply(fixed, payload)

@@ -57,10 +57,10 @@ def set_spare(spare: bool) -> None:
 
 
 def is_spare_env() -> bool:
-    """Return whether an env factory that runs now makes the second env of its slot (see `spare_envs=`).
+    """Return whether this is the worker of a slot's second env (see `spare_envs=`).
 
-    For envs that need a port, a file or a display of their own: both envs of a slot live at the same time, in
-    processes of their own. False in any other place.
+    It is for factories of envs that need a port, a file or a display of their own: both envs of a slot live at the same
+    time, in processes of their own. Ask it on the thread that makes the env; False in any other place.
     """
     return _context.spare
 
