@@ -244,15 +244,15 @@ async def test_in_sync_mode_all_wait_for_an_update():
 
 
 @pytest.mark.asyncio
-async def test_a_collector_begins_when_its_last_rollout_is_taken(gate):
+async def test_a_collector_begins_when_its_last_rollout_is_taken():
     async with aioenv.RolloutCollector("CartPole-v1", 2, policy=Linear, steps=4, num_collectors=2) as collector:
-        first = await anext(collector)
+        await anext(collector)
         while len(collector._pool._ready) < 2:  # the other one, and the next one of this
             await collector._pool._wait()
         assert not any(one.worker.busy for one in collector._pool._collectors), "nothing is begun ahead"
         assert {one.untaken for one in collector._pool._collectors} == {1}
         second = await anext(collector)
-        assert {first.collector, second.collector} == {0, 1}
+        assert sum(one.worker.busy for one in collector._pool._collectors) == 1
         assert collector._pool._collectors[second.collector].worker.busy
 
 
