@@ -156,6 +156,55 @@ async def test_a_killed_worker_is_placed_again(resume):
         assert {worker.state for worker in envs.workers} == {"ready"}
 
 
+class TellsItsSeed(gym.Env):
+    """Episodes of three steps, whose observation is their seed."""
+
+    observation_space = gym.spaces.Box(0, 1 << 20, (1,), np.int64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self._obs, self._steps = np.array([-1 if seed is None else seed + (options or {}).get("add", 0)]), 0
+        return self._obs, {}
+
+    def step(self, action):
+        self._steps += 1
+        return self._obs, 1.0, self._steps == 3, False, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.asyncio
+async def test_a_plan_of_seeds_goes_on_after_a_restart(mode):
+    async def seen(cluster):
+        async with aioenv.make_vec(
+            TellsItsSeed,
+            4,
+            num_workers=2,
+            cluster=cluster,
+            autoreset_mode=mode,
+            restart=aioenv.RestartPolicy(),
+            seed_plan=range(1000),
+            autoreset_options=options,
+        ) as envs:
+            found = [(await envs.reset())[0]]
+            for step in range(24):
+                if step in (7, 13):
+                    pid = envs.workers[1].pid
+                    os.kill(pid, signal.SIGKILL)
+                    async with asyncio.timeout(10):
+                        while not has_ended(pid):
+                            await asyncio.sleep(0)
+                obs, _, terminated, truncated, _ = await envs.step([0] * 4)
+                found += [obs, terminated, truncated]
+                if mode is AutoresetMode.DISABLED and (ended := terminated | truncated).any():
+                    found.append((await envs.reset(options={"reset_mask": ended}))[0])
+            return found
+
+    def options(slot, episode):
+        return {"add": 10_000 * episode}
+
+    np.testing.assert_equal(await seen(LocalCluster()), await seen(None))
+
+
 def has_ended(pid):
     """Whether a process is gone, or a zombie that nobody has reaped yet."""
     try:
