@@ -109,7 +109,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         cluster: the machines on which workers are placed (see `RayCluster`); None: this one. With a list, `num_workers`
             is a list as well: `cluster=[None, RayCluster()], num_workers=[2, 62]`. All arrays then travel in frames.
             Where they are, results are the same. Images of `render=` are drawn on this machine. It is not for
-            `debug=`, `spare_envs=`, `cpu_affinity=`, `transport="shared"` and shared statistics.
+            `debug=`, `spare_envs=`, `cpu_affinity=`, `transport="shared"` and statistics in shared memory.
         start: how processes are started. "forkserver": forked from a process that has imported the modules that they
             need. "spawn": a new interpreter each. None: "forkserver" where the platform has it, else "spawn".
         channel: the transport of frames. "scatter": a socket, read straight into the batch. "streams": pipes under
@@ -290,7 +290,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         with record_pickled() as stats:
             code = make_program(env_fns, workers, live=in_thread, portable=bool(clusters), autoreset_options=options)
         if clusters:
-            refuse_on_cluster(stats=bool(stats))
+            refuse_on_cluster(stats=any(one.shared for one in stats))
         if spare_envs:
             if stats:
                 raise ValueError(

@@ -149,7 +149,7 @@ def refuse_on_cluster(**given: bool) -> None:
         "spare_envs": "spare_envs=True, so far",
         "transport": 'transport="shared": machines share no memory',
         "cpu_affinity": "cpu_affinity=, which names CPUs of this machine",
-        "stats": "SharedRunningStats or EpisodeCounter in factories, which lie in memory of this machine, so far",
+        "stats": "statistics in memory of this machine: SharedRunningStats(shared=False) is merged over the network",
     }
     if wrong := [reasons[name] for name, is_given in given.items() if is_given]:
         raise ValueError(f"cluster: not with {'; nor with '.join(wrong)}")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -21,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv.cluster.local import LocalCluster
 from aioenv.process import remote
+from aioenv.stats import NormalizeObservation
 from aioenv.testing import VectorEnvContract
 from tests.kits.process_kit import environment, processes_with
 from tests.kits.relay_kit import relayed
@@ -154,6 +156,27 @@ async def test_a_killed_worker_is_placed_again(resume):
             if resume:
                 np.testing.assert_array_equal(got.obs, expected.obs)
         assert {worker.state for worker in envs.workers} == {"ready"}
+
+
+@pytest.mark.asyncio
+async def test_statistics_are_merged_by_the_parent():
+    async def moments(cluster):
+        stats = aioenv.SharedRunningStats((4,), 4, shared=cluster is None)
+        factories = [partial(normalized, stats.at(slot)) for slot in range(4)]
+        async with aioenv.AsyncVectorEnv(factories, num_workers=2, cluster=cluster) as envs:
+            obs = [(await envs.reset(seed=3))[0]]
+            obs += [(await envs.step([0, 1, 0, 1])).obs for _ in range(20)]
+        with stats:
+            return [*obs, stats.mean, stats.var, stats.count]
+
+    np.testing.assert_equal(await moments(LocalCluster(2)), await moments(None))
+    stats = aioenv.SharedRunningStats((4,), 1)
+    with stats, pytest.raises(ValueError, match="shared=False"):
+        aioenv.AsyncVectorEnv([partial(normalized, stats.at(0))], num_workers=1, cluster=LocalCluster())
+
+
+def normalized(stats):
+    return NormalizeObservation(gym.make("CartPole-v1"), stats)
 
 
 class TellsItsSeed(gym.Env):
