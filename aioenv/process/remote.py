@@ -1,7 +1,7 @@
 """Launch a worker on another machine: invite its agent, take its connections in, and show it as a `Process`.
 
-A `Cluster` places the agent (see `agent.py`). This module listens for it, but only while agents are awaited. Whoever
-connects has to prove within seconds that it knows the secret of an invitation (see `ipc/handshake.py`). Before that
+A `Cluster` places the agent (see `agent.py`). This module listens for it, but only while agents are awaited. Each
+connection has to prove within seconds that it knows the secret of an invitation (see `ipc/handshake.py`). Before that
 nothing but bytes of a fixed length is read.
 """
 
@@ -149,7 +149,7 @@ class Listener:
             self.close()
 
     def withdraw(self, awaited: _Awaited) -> None:
-        """Wait for this agent no longer; close its connections that nobody has taken. Idempotent."""
+        """Wait for this agent no longer; close its connections without an owner. Idempotent."""
         for future in awaited.connections:
             if future.done() and not future.cancelled():
                 with contextlib.suppress(OSError):
@@ -419,7 +419,7 @@ class RemoteProcess:
     def _fail_answer(self, why: str) -> None:
         if not self._answer.done():
             self._answer.set_exception(WorkerStartError(f"the agent on {self.node or 'another machine'}: {why}"))
-            self._answer.exception()  # nobody may wait for it any more
+            self._answer.exception()  # no caller may wait for it any more
 
     def _on_end(self, why: str) -> None:
         self._fail_answer(why)

@@ -243,7 +243,7 @@ async def test_a_plan_of_seeds_goes_on_after_a_restart(mode):
 
 
 def has_ended(pid):
-    """Whether a process is gone, or a zombie that nobody has reaped yet."""
+    """Whether a process is gone, or a zombie that was not reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -367,7 +367,7 @@ def test_workers_end_with_their_parent():
 
 
 @pytest.mark.asyncio
-async def test_hostile_connections_are_closed_and_disturb_nobody():
+async def test_hostile_connections_are_closed_and_disturb_no_worker():
     class Slow(LocalCluster):
         """Places agents only when told to, so that the parent listens for long."""
 
