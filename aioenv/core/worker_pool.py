@@ -57,6 +57,7 @@ __all__ = [
     "WorkerPool",
     "WorkerPoolConfig",
     "WorkerSlots",
+    "all_of",
     "describe_env",
     "make_program",
     "needed_by",
@@ -263,6 +264,8 @@ class WorkerPoolConfig(NamedTuple):
     check_numerics: bool = False  # NaN and infinite numbers are errors
     lenient: bool = False  # accept all actions and numbers that Gymnasium accepts
     spares: bool = False  # each slot has a second env, in a worker of its own; `num_workers` is that of both
+    first_slot: int = 0  # slots of a collector are a part of more: the number of the first one among them
+    all_slots: int | None = None  # and how many these are; None: there are no others
 
 
 class WorkerPool:
@@ -430,7 +433,7 @@ class WorkerPool:
         """
         try:
             self._share()
-            await _all_of(worker.start() for worker in self.workers)
+            await all_of(worker.start() for worker in self.workers)
             self._agree()
         except GeneratorExit:  # its loop was closed
             self.abandon()
@@ -449,7 +452,14 @@ class WorkerPool:
                 options = CommonReference() if has_options else None
                 # with two envs a slot, the parent says which episode each of them begins
                 shared = not self._config.spares
-                self.reset_plan = ResetPlan(self.members[-1].stop, seeds, options, counts_shared=shared)
+                self.reset_plan = ResetPlan(
+                    self.members[-1].stop,
+                    seeds,
+                    options,
+                    counts_shared=shared,
+                    first_slot=self._config.first_slot,
+                    all_slots=self._config.all_slots,
+                )
             if self._config.transport != "frames":
                 self._memory = SharedMemory.create()
         except OSError as exc:
@@ -487,7 +497,7 @@ class WorkerPool:
             worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike))
             for worker in self.workers
         )
-        checkpoints = await _all_of(each)
+        checkpoints = await all_of(each)
         self.first_checkpoints = dict(zip(self.members, checkpoints, strict=False))  # spare envs have none
 
     def allow_inline(self) -> None:
@@ -720,7 +730,7 @@ def _check_second_env(slot: int, kind: str, space: Any, expected: Any) -> None:
         )
 
 
-async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Gather all results. If one raises, or this is cancelled, cancel the others; raise the first of several errors."""
     tasks = [internal_task(coroutine) for coroutine in coroutines]
     cancelled = None
