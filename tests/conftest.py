@@ -27,6 +27,7 @@ from aioenv.process.environment import worker_environment  # noqa: E402
 from aioenv.process.forkserver import AVAILABLE, ForkServer  # noqa: E402
 from aioenv.spaces import layout  # noqa: E402
 from aioenv.worker import worker_context  # noqa: E402
+from tests.kits.sampling import sample  # noqa: E402
 from tests.kits.version_kit import NO_BATCH, lacks_batch, version_of  # noqa: E402
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
@@ -86,6 +87,21 @@ def pytest_runtest_makereport(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     return _skipped((yield), getattr(collector, "path", ""))
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items):
+    """Mark as stress runs the cells of sampled tests that the sample leaves out."""
+    grids = {}
+    for item in items:
+        if (mark := item.get_closest_marker("sampled")) and item.get_closest_marker("stress") is None:
+            grids.setdefault((item.path, item.originalname, mark.args), []).append(item)
+    for (_, _, args), cells in grids.items():
+        values = [{name: repr(value) for name, value in item.callspec.params.items()} for item in cells]
+        kept = set(sample(values, *args))
+        for number, item in enumerate(cells):
+            if number not in kept:
+                item.add_marker(pytest.mark.stress)
 
 
 def pytest_collection_finish():
