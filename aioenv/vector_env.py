@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.core.arguments import (
     check_autoreset_options,
+    check_clusters,
     check_cpu_affinity,
     check_factories,
     check_num_workers,
@@ -35,6 +36,7 @@ from aioenv.core.arguments import (
     check_transport,
     check_worker_env,
     listed_factories,
+    refuse_on_cluster,
     refuse_with_spares,
     refuse_without_workers,
 )
@@ -68,6 +70,7 @@ from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
+    from aioenv.process.remote import Cluster
     from aioenv.process.restart_policy import RestartPolicy
     from aioenv.rendering.config import RenderConfig
 
@@ -103,6 +106,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
             `render_mode` and those of a vector env with a `timeout_s` stay on that thread; so do all with
             `debug=True`, as they must if what they use belongs to one thread (a connection of sqlite3, say) or if
             they run an event loop. A thread can't be killed or restarted, and an env that crashes ends this process.
+        cluster: the machines on which workers are placed (see `RayCluster`); None: this one. With a list, `num_workers`
+            is a list as well: `cluster=[None, RayCluster()], num_workers=[2, 62]`. All arrays then travel in frames.
+            Where they are, results are the same. Images of `render=` are drawn on this machine. It is not for
+            `debug=`, `spare_envs=`, `cpu_affinity=`, `transport="shared"` and statistics in shared memory.
         start: how processes are started. "forkserver": forked from a process that has imported the modules that they
             need. "spawn": a new interpreter each. None: "forkserver" where the platform has it, else "spawn".
         channel: the transport of frames. "scatter": a socket, read straight into the batch. "streams": pipes under
@@ -167,11 +174,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
             its own: `num_workers` is `2 * num_envs`, and nothing smaller. A reset that you ask for goes to one env, and
             discards the episode that the other one had begun. Its seed is that of the first env; the second one gets
             `numpy.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0] >> 2`. With a `seed_plan` both take
-            their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs. A
-            function of `autoreset_options` is called an episode earlier. `get_state`, `set_state` and `actor_rewards`
-            raise a ValueError. With `restart=` a slot whose worker has died goes on in its other env, after the
-            truncated end of the episode; without, after a reset of your own. It is not for `AutoresetMode.DISABLED`,
-            `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared statistics.
+            their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs,
+            or both (`spares=True`). A function of `autoreset_options` is called an episode earlier. `get_state`,
+            `set_state` and `actor_rewards` raise a ValueError. With `restart=` a slot whose worker has died goes on in
+            its other env, after the truncated end of the episode; without, after a reset of your own. It is not for
+            `AutoresetMode.DISABLED`, `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared
+            statistics.
 
     Attributes:
         num_envs: the number of slots.
@@ -199,7 +207,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self,
         env_fns: Iterable[Callable[[], Env[Any, Any]]],
         *,
-        num_workers: int | None = None,
+        num_workers: int | Sequence[int] | None = None,
+        cluster: Cluster | Sequence[Cluster | None] | None = None,
         start: Literal["forkserver", "spawn"] | None = None,
         channel: Literal["auto", "scatter", "streams"] = "auto",
         transport: Literal["auto", "frames", "shared"] = "auto",
@@ -242,6 +251,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
+        num_workers, clusters = check_clusters(cluster, num_workers, self.num_envs)
         here = isinstance(num_workers, int) and not isinstance(num_workers, bool) and num_workers == 0
         if here:
             refuse_without_workers(
@@ -267,11 +277,21 @@ class AsyncVectorEnv(Traced, AsyncResource):
                 transport=transport == "shared",
             )
             num_workers, transport = self.num_envs, "frames"  # each env has memory of its own for its resets
+        if clusters:
+            refuse_on_cluster(
+                debug=debug,
+                spare_envs=bool(spare_envs),
+                transport=transport == "shared",
+                cpu_affinity=cpu_affinity is not None,
+            )
+            transport = "frames"
         workers = check_num_workers(1 if here or (debug and num_workers is None) else num_workers, self.num_envs)
         options = check_autoreset_options(autoreset_options, restart)
         self._clock = Clock()
         with record_pickled() as stats:
-            code = make_program(env_fns, workers, live=in_thread, autoreset_options=options)
+            code = make_program(env_fns, workers, live=in_thread, portable=bool(clusters), autoreset_options=options)
+        if clusters:
+            refuse_on_cluster(stats=any(one.shared for one in stats))
         if spare_envs:
             if stats:
                 raise ValueError(
@@ -303,6 +323,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             stats=stats,
             check_numerics=bool(check_numerics),
             spares=bool(spare_envs),
+            clusters=clusters,
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),
             # last: they are bound to this vector env, which must not fail on another argument after that
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode),
@@ -310,7 +331,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._episode_stats = self._config.episodes
         # whether something was asked for that only processes give, or that costs as much as they do
         asked = (start, restart, log_prefix, worker_env, cpu_affinity, timeout_s, render, pixels)
-        self._needs_workers = in_thread or ignore_signals or spare_envs or any(one is not None for one in asked)
+        self._needs_workers = (
+            in_thread or ignore_signals or spare_envs or bool(clusters) or any(one is not None for one in asked)
+        )
 
     # ------------------------------------------------------------ start and close
 
@@ -530,7 +553,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     def workers(self) -> tuple[WorkerInfo, ...]:
         """The worker processes: pid, state ("ready", "busy", "dead", …), slots, CPUs and memory."""
         workers = self._session.workers if self._session is not None else []
-        return tuple(WorkerInfo(w.pid, w.state.value, w.slots, w.cpus) for w in workers)
+        return tuple(WorkerInfo(w.pid, w.state.value, w.slots, w.cpus, w.node) for w in workers)
 
     # ------------------------------------------------------------ whole batches
 
@@ -984,7 +1007,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
     # ------------------------------------------------------------ methods, attributes and states of the envs
 
-    async def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    async def call(self, name: str, *args: Any, spares: bool = False, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env (or read an attribute), through its wrappers.
 
         If this is cancelled, the envs run it all the same, and the results are dropped.
@@ -992,19 +1015,23 @@ class AsyncVectorEnv(Traced, AsyncResource):
         Args:
             name: the name of the method or attribute, anywhere in the stack of wrappers.
             *args: positional arguments of the method.
+            spares: with `spare_envs=True`, call both envs of each slot. The call of an env that is being reset is made
+                after the reset. (`call_at` passes a keyword of this name to the method.)
             **kwargs: keyword arguments of the method.
 
         Returns:
-            One result a slot.
+            One result a slot: that of the env whose episode runs. With `spares` it is a pair: that of the slot's first
+            env, and that of the one for which `is_spare_env()` was True, whichever runs the episode.
 
         Raises:
+            ValueError: if `spares` is True and there are no spare envs.
             PendingCallError: if a slot has a request in flight. Nothing was sent.
             EnvError: if an env raised; `error.partial` has the results of the others.
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed. The envs run it all the same, and the results are dropped.
         """
         self._check_running()
-        return await self._calls.call(name, args, kwargs)
+        return await self._calls.call(name, args, kwargs, spares=spares)
 
     @overload
     async def call_at(self, slots: int, name: str, /, *args: Any, **kwargs: Any) -> Any: ...
@@ -1031,10 +1058,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._check_running()
         return await self._calls.call_at(slots, name, args, kwargs)
 
-    async def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Read an attribute of every env; otherwise as `call`."""
+    async def get_attr(self, name: str, *, spares: bool = False) -> tuple[Any, ...]:
+        """Read an attribute of every env, or with `spares` of both envs of each slot; otherwise as `call`."""
         self._check_running()
-        return await self._calls.get_attr(name)
+        return await self._calls.get_attr(name, spares=spares)
 
     async def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env. If this is cancelled, it is set all the same.

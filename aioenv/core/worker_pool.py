@@ -34,6 +34,7 @@ from aioenv.platform import usable_cpus
 from aioenv.process.async_resource import gather_internal, internal_task, wait_through_cancel
 from aioenv.process.failures import cannot_start
 from aioenv.process.launch import check_start
+from aioenv.process.remote import Cluster, ClusterSession, Listener, Placement
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import Schema, SchemaTable
@@ -57,6 +58,7 @@ __all__ = [
     "WorkerPool",
     "WorkerPoolConfig",
     "WorkerSlots",
+    "all_of",
     "describe_env",
     "make_program",
     "needed_by",
@@ -80,7 +82,12 @@ class WorkerCode(NamedTuple):
 
 
 def make_program(
-    factories: Sequence[Callable[..., Any]], num_workers: int, *, live: bool = False, autoreset_options: Any = None
+    factories: Sequence[Callable[..., Any]],
+    num_workers: int,
+    *,
+    live: bool = False,
+    portable: bool = False,
+    autoreset_options: Any = None,
 ) -> WorkerCode:
     """Take a snapshot of factories and of the code that they refer to.
 
@@ -88,6 +95,7 @@ def make_program(
         factories: one a slot.
         num_workers: the number of workers.
         live: whether the workers are threads of this process.
+        portable: whether they may be on other machines.
         autoreset_options: the options of automatic resets, a dict or a function, which is sent like factories; None:
             there are none.
 
@@ -99,7 +107,9 @@ def make_program(
     if live:
         return WorkerCode(CodeSnapshot(factories, spans, live=True, common=common), spans, None)
     registry = capture_registry()
-    program = CodeSnapshot(factories, spans, names=registry.names, specs=registry.specs, common=common)
+    program = CodeSnapshot(
+        factories, spans, names=registry.names, specs=registry.specs, portable=portable, common=common
+    )
     return WorkerCode(program, spans, registry.entries)
 
 
@@ -263,6 +273,9 @@ class WorkerPoolConfig(NamedTuple):
     check_numerics: bool = False  # NaN and infinite numbers are errors
     lenient: bool = False  # accept all actions and numbers that Gymnasium accepts
     spares: bool = False  # each slot has a second env, in a worker of its own; `num_workers` is that of both
+    clusters: Sequence[Cluster | None] = ()  # where each worker is placed, None: on this machine; empty: all are here
+    first_slot: int = 0  # slots of a collector are a part of more: the number of the first one among them
+    all_slots: int | None = None  # and how many these are; None: there are no others
 
 
 class WorkerPool:
@@ -330,6 +343,8 @@ class WorkerPool:
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
         self._stops = np.array([stop for _, stop in spans])
+        self._cluster_sessions: list[ClusterSession] = []
+        self._placements = self._place()
         same: dict[Schema, Schema] = {}
         seen_warnings: set[str] = set()
         # with fewer CPUs than workers, a worker that polls would take the CPU of another
@@ -342,6 +357,18 @@ class WorkerPool:
                 worker = self._make_worker(index, start, stop, poll_s, cpu_share, seen_warnings, spare)
                 (self.spares if spare else self.members).append(WorkerSlots(worker, start, stop, SchemaTable(same)))
         self.workers = [member.worker for member in (*self.members, *self.spares)]  # members change theirs
+
+    def _place(self) -> dict[int, Placement]:
+        """Return the placements of the workers that are not on this machine, by number."""
+        clusters = self._config.clusters
+        placements: dict[int, Placement] = {}
+        for cluster in dict.fromkeys(cluster for cluster in clusters if cluster is not None):
+            numbers = [number for number, one in enumerate(clusters) if one is cluster]
+            session = cluster.session(len(numbers), self._config.start_timeout_s)
+            self._cluster_sessions.append(session)
+            listener = Listener(session)
+            placements.update((number, Placement(session, listener, i)) for i, number in enumerate(numbers))
+        return placements
 
     def _make_worker(
         self,
@@ -412,6 +439,7 @@ class WorkerPool:
             cpu_share=cpu_share,
             ignored_signals=config.ignored,
             thread_server=serve_on_thread if config.in_thread else None,
+            placement=self._placements.get(number),
         )
 
     def forget_code(self) -> None:
@@ -430,15 +458,23 @@ class WorkerPool:
         """
         try:
             self._share()
-            await _all_of(worker.start() for worker in self.workers)
+            for session in self._cluster_sessions:
+                await session.start()
+            await all_of(worker.start() for worker in self.workers)
             self._agree()
         except GeneratorExit:  # its loop was closed
             self.abandon()
             raise
         except BaseException:
             await wait_through_cancel(gather_internal(*(worker.close_now() for worker in self.workers)))
+            await wait_through_cancel(internal_task(self._leave_clusters()))
             self._free()
             raise
+
+    async def _leave_clusters(self) -> None:
+        """Release the room on clusters; no worker is left there."""
+        for session in self._cluster_sessions:
+            await session.close()
 
     def _share(self) -> None:
         """Make the memory that workers and this process share."""
@@ -448,8 +484,15 @@ class WorkerPool:
             if seeds is not None or has_options:
                 options = CommonReference() if has_options else None
                 # with two envs a slot, the parent says which episode each of them begins
-                shared = not self._config.spares
-                self.reset_plan = ResetPlan(self.members[-1].stop, seeds, options, counts_shared=shared)
+                shared = not self._config.spares and not self._placements
+                self.reset_plan = ResetPlan(
+                    self.members[-1].stop,
+                    seeds,
+                    options,
+                    counts_shared=shared,
+                    first_slot=self._config.first_slot,
+                    all_slots=self._config.all_slots,
+                )
             if self._config.transport != "frames":
                 self._memory = SharedMemory.create()
         except OSError as exc:
@@ -487,7 +530,7 @@ class WorkerPool:
             worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike))
             for worker in self.workers
         )
-        checkpoints = await _all_of(each)
+        checkpoints = await all_of(each)
         self.first_checkpoints = dict(zip(self.members, checkpoints, strict=False))  # spare envs have none
 
     def allow_inline(self) -> None:
@@ -575,12 +618,15 @@ class WorkerPool:
         try:
             await gather_internal(*(worker.close(grace_s) for worker in self.workers))
         finally:
+            await wait_through_cancel(internal_task(self._leave_clusters()))
             self._free()
 
     def abandon(self) -> None:
         """Kill all workers without waiting."""
         for worker in self.workers:
             worker.abandon()
+        for session in self._cluster_sessions:
+            session.abandon()
         self._free()
 
     def _agree(self) -> None:
@@ -660,11 +706,11 @@ def _check_own_envs(workers: Iterable[Worker]) -> None:
     Raises:
         WorkerStartError: naming both slots.
     """
-    owners: dict[tuple[int | None, int], int] = {}  # slots by process and `id`
+    owners: dict[tuple[str, int | None, int], int] = {}  # slots by process and `id`
     for worker in workers:
         for slot, description in zip(worker.slots, worker.description, strict=True):
             for number, name in description.layers:
-                owner = owners.setdefault((worker.pid, number), slot)
+                owner = owners.setdefault((worker.node, worker.pid, number), slot)
                 if owner != slot:
                     raise WorkerStartError(
                         f"slots {owner} and {slot} have the same env, a {name}: each step of one slot would also be a "
@@ -720,7 +766,7 @@ def _check_second_env(slot: int, kind: str, space: Any, expected: Any) -> None:
         )
 
 
-async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Gather all results. If one raises, or this is cancelled, cancel the others; raise the first of several errors."""
     tasks = [internal_task(coroutine) for coroutine in coroutines]
     cancelled = None

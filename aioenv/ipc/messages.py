@@ -84,6 +84,7 @@ class Start(NamedTuple):
     argv: tuple[str, ...] = ()  # the program's arguments, as in multiprocessing's workers
     cpu_share: int | None = None  # the most CPUs to use, since other workers use the rest; None: all
     authkey: bytes = b""  # the parent's, for its multiprocessing managers; empty: unchanged
+    elsewhere: bool = False  # whether the worker may run on another machine, with paths of its own
 
 
 class CallRequest(NamedTuple):
