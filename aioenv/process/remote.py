@@ -32,7 +32,16 @@ from aioenv.process.process import Output
 if TYPE_CHECKING:
     from aioenv.process.connection import OutstandingRequests
 
-__all__ = ["Agent", "Cluster", "ClusterSession", "Listener", "Placement", "RemoteProcess", "launch_remote"]
+__all__ = [
+    "Agent",
+    "Cluster",
+    "ClusterSession",
+    "Listener",
+    "Placement",
+    "Placements",
+    "RemoteProcess",
+    "launch_remote",
+]
 
 # Seconds in which a connection has to prove that it knows the secret.
 _HANDSHAKE_S = 10.0
@@ -511,6 +520,52 @@ class Placement(NamedTuple):
     session: ClusterSession
     listener: Listener
     number: int
+
+
+class Placements:
+    """The workers that are on other machines, and the room for them.
+
+    Args:
+        clusters: the cluster of each worker, None for this machine; empty: all are here.
+        start_timeout_s: how long a cluster may take to reserve room, in seconds.
+    """
+
+    def __init__(self, clusters: Sequence[Cluster | None], start_timeout_s: float) -> None:
+        self._sessions: list[ClusterSession] = []
+        self._by_worker: dict[int, Placement] = {}
+        for cluster in dict.fromkeys(one for one in clusters if one is not None):
+            numbers = [number for number, one in enumerate(clusters) if one is cluster]
+            session = cluster.session(len(numbers), start_timeout_s)
+            self._sessions.append(session)
+            listener = Listener(session)
+            self._by_worker.update((number, Placement(session, listener, i)) for i, number in enumerate(numbers))
+
+    def __bool__(self) -> bool:
+        return bool(self._sessions)
+
+    def of(self, worker: int) -> Placement | None:
+        """Return the placement of a worker, by its number; None if it is on this machine."""
+        return self._by_worker.get(worker)
+
+    async def start(self) -> None:
+        """Reserve the room. If this fails, or is cancelled, `close` must follow.
+
+        Raises:
+            WorkerStartError: if there is not enough room.
+        """
+        for session in self._sessions:
+            await session.start()
+
+    async def close(self) -> None:
+        """Release the room, even if cancelled; no worker may be left there. Idempotent."""
+        if self._sessions:
+            closing = asyncio.gather(*(internal_task(session.close()) for session in self._sessions))
+            await wait_through_cancel(closing)
+
+    def abandon(self) -> None:
+        """Release the room without waiting. Idempotent."""
+        for session in self._sessions:
+            session.abandon()
 
 
 async def launch_remote(placement: Placement, environ: Mapping[str, str], resources: LaunchResources) -> RemoteProcess:

@@ -81,7 +81,7 @@ async def test_workers_tell_their_node_and_the_parent_listens_only_at_the_start(
     async with cartpoles(4, 4) as envs:
         assert [worker.node for worker in envs.workers] == ["node 0", "node 1", "node 0", "node 1"]
         assert {worker.memory for worker in envs.workers} == {None}
-        listeners = {p.listener for p in envs._session.worker_pool._placements.values()}
+        listeners = {p.listener for p in envs._session.worker_pool._placements._by_worker.values()}
         assert not any(listener.listening for listener in listeners)
 
 
