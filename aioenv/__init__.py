@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aioenv import testing as testing
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
+    from aioenv.cluster.ray import RayCluster as RayCluster
     from aioenv.collector.collected import CollectedRollout as CollectedRollout
     from aioenv.collector.collected import CollectorStats as CollectorStats
     from aioenv.collector.rollout_collector import RolloutCollector as RolloutCollector
@@ -112,6 +113,7 @@ _HOME = {
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
+    "RayCluster": "aioenv.cluster.ray",
     "EnvCreator": "aioenv.creator",
     "Episode": "aioenv.rollout.numbered_episodes",
     **dict.fromkeys(("Evaluation", "evaluate"), "aioenv.loops.evaluate"),

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import gymnasium
 from gymnasium import Env, Space
@@ -37,6 +37,7 @@ from aioenv.worker.making import (
 )
 
 if TYPE_CHECKING:
+    from aioenv.process.remote import Cluster
     from aioenv.process.restart_policy import RestartPolicy
     from aioenv.rendering.config import RenderConfig
     from aioenv.stats.episodes import EpisodeStats
@@ -62,7 +63,8 @@ def make_vec(
     num_envs: int | None = None,
     *,
     backend: Literal["workers", "native", "auto"] = "workers",
-    num_workers: int | None = None,
+    num_workers: int | Sequence[int] | None = None,
+    cluster: Cluster | Sequence[Cluster | None] | None = None,
     start: Literal["forkserver", "spawn"] | None = None,
     channel: Literal["auto", "scatter", "streams"] = "auto",
     transport: Literal["auto", "frames", "shared"] = "auto",
@@ -148,7 +150,7 @@ def make_vec(
     choosing = backend == "auto"
     if backend == "auto":
         usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
-        of_processes = (start, restart, log_prefix, worker_env, cpu_affinity, num_workers)
+        of_processes = (start, restart, log_prefix, worker_env, cpu_affinity, num_workers, cluster)
         needs_processes = (
             any(one is not None for one in of_processes)
             or (channel, on_timeout) != ("auto", "raise")
@@ -185,6 +187,7 @@ def make_vec(
             seed_plan=seed_plan is not None,
             autoreset_options=autoreset_options is not None,
             spare_envs=spare_envs,
+            cluster=cluster is not None,
         )
         if with_mode:
             env_kwargs["autoreset_mode"] = parse_mode(autoreset_mode)
@@ -194,7 +197,7 @@ def make_vec(
         return NativeVectorEnv(
             factory,
             num_envs,
-            num_workers=0 if num_workers is None else num_workers,
+            num_workers=0 if num_workers is None else cast(int, num_workers),
             copy=copy,
             timeout_s=timeout_s,
             on_timeout=on_timeout,
@@ -221,6 +224,7 @@ def make_vec(
     envs = AsyncVectorEnv(
         factories,
         num_workers=num_workers,
+        cluster=cluster,
         start=start,
         channel=channel,
         transport=transport,

@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.core.arguments import (
     check_autoreset_options,
+    check_clusters,
     check_cpu_affinity,
     check_factories,
     check_num_workers,
@@ -35,6 +36,7 @@ from aioenv.core.arguments import (
     check_transport,
     check_worker_env,
     listed_factories,
+    refuse_on_cluster,
     refuse_with_spares,
     refuse_without_workers,
 )
@@ -68,6 +70,7 @@ from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
+    from aioenv.process.remote import Cluster
     from aioenv.process.restart_policy import RestartPolicy
     from aioenv.rendering.config import RenderConfig
 
@@ -103,6 +106,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
             `render_mode` and those of a vector env with a `timeout_s` stay on that thread; so do all with
             `debug=True`, as they must if what they use belongs to one thread (a connection of sqlite3, say) or if
             they run an event loop. A thread can't be killed or restarted, and an env that crashes ends this process.
+        cluster: the machines on which workers are placed (see `RayCluster`); None: this one. With a list, `num_workers`
+            is a list as well: `cluster=[None, RayCluster()], num_workers=[2, 62]`. All arrays then travel in frames.
+            Where they are, results are the same. Images of `render=` are drawn on this machine. It is not for
+            `debug=`, `spare_envs=`, `cpu_affinity=`, `transport="shared"` and statistics in shared memory.
         start: how processes are started. "forkserver": forked from a process that has imported the modules that they
             need. "spawn": a new interpreter each. None: "forkserver" where the platform has it, else "spawn".
         channel: the transport of frames. "scatter": a socket, read straight into the batch. "streams": pipes under
@@ -168,11 +175,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
             discards the episode that the other one had begun. Its seed is that of the first env; the second one gets
             `numpy.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0] >> 2`. With a `seed_plan` both take
             their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs,
-            or both (`spares=True`). A function of `autoreset_options` is called an episode earlier. `get_state`,
-            `set_state` and `actor_rewards` raise a ValueError. With `restart=` a slot whose worker has died goes on in
-            its other env, after the truncated end of the episode; without, after a reset of your own. It is not for
-            `AutoresetMode.DISABLED`, `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared
-            statistics.
+            or both (`spares=True`). A function of `autoreset_options` is called an episode earlier. `actor_rewards`
+            raises a ValueError. With `restart=` a slot whose worker has died goes on in its other env, after the
+            truncated end of the episode; without, after a reset of your own. It is not for `AutoresetMode.DISABLED`,
+            `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared statistics.
 
     Attributes:
         num_envs: the number of slots.
@@ -200,7 +206,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self,
         env_fns: Iterable[Callable[[], Env[Any, Any]]],
         *,
-        num_workers: int | None = None,
+        num_workers: int | Sequence[int] | None = None,
+        cluster: Cluster | Sequence[Cluster | None] | None = None,
         start: Literal["forkserver", "spawn"] | None = None,
         channel: Literal["auto", "scatter", "streams"] = "auto",
         transport: Literal["auto", "frames", "shared"] = "auto",
@@ -243,6 +250,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
+        num_workers, clusters = check_clusters(cluster, num_workers, self.num_envs)
         here = isinstance(num_workers, int) and not isinstance(num_workers, bool) and num_workers == 0
         if here:
             refuse_without_workers(
@@ -268,11 +276,21 @@ class AsyncVectorEnv(Traced, AsyncResource):
                 transport=transport == "shared",
             )
             num_workers, transport = self.num_envs, "frames"  # each env has memory of its own for its resets
+        if clusters:
+            refuse_on_cluster(
+                debug=debug,
+                spare_envs=bool(spare_envs),
+                transport=transport == "shared",
+                cpu_affinity=cpu_affinity is not None,
+            )
+            transport = "frames"
         workers = check_num_workers(1 if here or (debug and num_workers is None) else num_workers, self.num_envs)
         options = check_autoreset_options(autoreset_options, restart)
         self._clock = Clock()
         with record_pickled() as stats:
-            code = make_program(env_fns, workers, live=in_thread, autoreset_options=options)
+            code = make_program(env_fns, workers, live=in_thread, portable=bool(clusters), autoreset_options=options)
+        if clusters:
+            refuse_on_cluster(stats=any(one.shared for one in stats))
         if spare_envs:
             if stats:
                 raise ValueError(
@@ -304,6 +322,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             stats=stats,
             check_numerics=bool(check_numerics),
             spares=bool(spare_envs),
+            clusters=clusters,
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),
             # last: they are bound to this vector env, which must not fail on another argument after that
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode),
@@ -311,7 +330,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._episode_stats = self._config.episodes
         # whether something was asked for that only processes give, or that costs as much as they do
         asked = (start, restart, log_prefix, worker_env, cpu_affinity, timeout_s, render, pixels)
-        self._needs_workers = in_thread or ignore_signals or spare_envs or any(one is not None for one in asked)
+        self._needs_workers = (
+            in_thread or ignore_signals or spare_envs or bool(clusters) or any(one is not None for one in asked)
+        )
 
     # ------------------------------------------------------------ start and close
 
@@ -531,7 +552,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     def workers(self) -> tuple[WorkerInfo, ...]:
         """The worker processes: pid, state ("ready", "busy", "dead", …), slots, CPUs and memory."""
         workers = self._session.workers if self._session is not None else []
-        return tuple(WorkerInfo(w.pid, w.state.value, w.slots, w.cpus) for w in workers)
+        return tuple(WorkerInfo(w.pid, w.state.value, w.slots, w.cpus, w.node) for w in workers)
 
     # ------------------------------------------------------------ whole batches
 
@@ -1075,6 +1096,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         or a wrapper that Gymnasium does not have, must have `get_state()` and `set_state(state)`. If this is cancelled,
         no state is changed.
 
+        With `spare_envs=True` a state has both envs of its slot, and which of them runs the episode. It also has the
+        first observation and info of the episode that the other one has begun, and its number in `seed_plan` and
+        `autoreset_options`. A reset that is under way is waited for. Such a state is for vector envs with spare envs
+        and the same observation space.
+
         Args:
             slots: slot numbers, None for all.
 
@@ -1083,15 +1109,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Raises:
             ResumeError: if an env's state can't be read; the message names the wrapper or env that has no such methods.
+                With spare envs also if a slot's next episode can't begin, or its episode was lost with its worker.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
-        self._refuse_with_spares("get_state", "a slot has two envs, and two states")
         return await self._calls.get_state(slots)
-
-    def _refuse_with_spares(self, name: str, why: str) -> None:
-        if self._config.spares:
-            raise ValueError(f"{name}: not with spare_envs=True, so far: {why}")
 
     async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
         """Set the states of envs to those of `get_state` or `aioenv.load`, from any slot, worker or process.
@@ -1109,11 +1131,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         Raises:
             ValueError: if there are more or fewer states than slots.
             TypeError: if one is not an `EnvState`.
-            ResumeError: if one is of another kind of env; its slot keeps its state, and the others' states are set.
+            ResumeError: if one is of another kind of env; its slot keeps its state, and the others' states are set. If
+                one is of a slot with spare envs and there are none here, or the reverse; then none is set.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
-        self._refuse_with_spares("set_state", "a slot has two envs, and two states")
         await self._calls.set_state(states, slots)
 
     # ------------------------------------------------------------ envs of several actors
@@ -1132,7 +1154,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
             PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         self._check_running()
-        self._refuse_with_spares("actor_rewards", "where an episode begins, the last rewards are the other env's")
+        if self._config.spares:
+            raise ValueError(
+                "actor_rewards: not with spare_envs=True, so far: where an episode begins, the last rewards are the "
+                "other env's"
+            )
         return await self._calls.actor_rewards()
 
     async def actor_ids(self, *, same_step: bool = True) -> tuple[ActorID, ...]:

@@ -19,12 +19,14 @@ from aioenv.core.timeouts import ON_TIMEOUT
 from aioenv.errors import ArgumentError
 from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
+from aioenv.process.remote import Cluster
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.rendering.config import RenderConfig
 from aioenv.worker.making import TASKS, vector_entry_point
 
 __all__ = [
     "check_autoreset_options",
+    "check_clusters",
     "check_cpu_affinity",
     "check_factories",
     "check_num_envs",
@@ -41,6 +43,7 @@ __all__ = [
     "check_worker_env",
     "listed_factories",
     "refuse_misspelled",
+    "refuse_on_cluster",
 ]
 
 # From which similarity on a name is taken for a misspelled one; for envs that take any argument it must be higher.
@@ -97,6 +100,59 @@ def check_num_workers(num_workers: int | None, num_envs: int) -> int:
         expected = "a positive int, 0 (the envs live in this process) or None"
         raise ValueError(f"num_workers: expected {expected}, got {num_workers!r}")
     return min(int(num_workers), num_envs)
+
+
+def check_clusters(
+    cluster: Cluster | Sequence[Cluster | None] | None, num_workers: int | Sequence[int] | None, num_envs: int
+) -> tuple[int | None, tuple[Cluster | None, ...]]:
+    """Return the number of workers, and the cluster of each, None for this machine; () if all are here.
+
+    Args:
+        cluster: one for all workers, or one (or None) for each of `num_workers`.
+        num_workers: how many workers, or a list of how many there are on each of `cluster`.
+        num_envs: the number of slots.
+
+    Raises:
+        ValueError: if both are lists of different lengths, or there are more workers than slots.
+        TypeError: if something is no cluster.
+    """
+    if not isinstance(cluster, (list, tuple)):
+        if isinstance(num_workers, (list, tuple)):
+            raise ValueError(f"num_workers: a list goes with a list of clusters, got {num_workers!r} and {cluster!r}")
+        clusters: Sequence[Any] = [cluster]
+        numbers: Sequence[Any] = [num_workers]
+    else:
+        clusters = cluster
+        if not isinstance(num_workers, (list, tuple)) or len(num_workers) != len(cluster):
+            raise ValueError(
+                f"num_workers: expected a list with the number of workers on each of {len(cluster)} clusters, got "
+                f"{num_workers!r}"
+            )
+        numbers = num_workers
+    for one in clusters:
+        if one is not None and not hasattr(one, "session"):
+            raise TypeError(f"cluster: expected a RayCluster, or a list of them and None, got {one!r}")
+    if cluster is None:
+        return numbers[0], ()
+    if None in numbers or 0 in numbers:
+        raise ValueError(f"num_workers: expected the number of workers on the cluster, got {num_workers!r}")
+    counts = [check_num_workers(number, num_envs) for number in numbers]
+    if sum(counts) > num_envs:
+        raise ValueError(f"num_workers: {sum(counts)} workers for {num_envs} slots: each worker needs one")
+    return sum(counts), tuple(one for one, count in zip(clusters, counts, strict=True) for _ in range(count))
+
+
+def refuse_on_cluster(**given: bool) -> None:
+    """Raise a ValueError if arguments were given that don't go together with `cluster=`."""
+    reasons = {
+        "debug": "debug=True, whose envs share this process",
+        "spare_envs": "spare_envs=True, so far",
+        "transport": 'transport="shared": machines share no memory',
+        "cpu_affinity": "cpu_affinity=, which names CPUs of this machine",
+        "stats": "statistics in memory of this machine: SharedRunningStats(shared=False) is merged over the network",
+    }
+    if wrong := [reasons[name] for name, is_given in given.items() if is_given]:
+        raise ValueError(f"cluster: not with {'; nor with '.join(wrong)}")
 
 
 def refuse_without_workers(**given: bool) -> None:

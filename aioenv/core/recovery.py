@@ -23,6 +23,7 @@ from aioenv.ipc.messages import LostRow, ResetRequest, load, load_step
 if TYPE_CHECKING:
     from aioenv.core.service_calls import StatsMerger
     from aioenv.process.supervisor import Worker
+    from aioenv.stats.counters import ResetPlan
 
 __all__ = ["SlotHistory", "WorkerRecovery", "derive_seed"]
 
@@ -108,6 +109,8 @@ class SlotHistory:
         for mine_, theirs_ in zip(self._objects, part.objects, strict=False):
             for slot, item in zip(part.slots.tolist(), theirs_, strict=True):
                 mine_[slot] = item
+        if (plan := self._worker_pool.reset_plan) is not None and not plan.counts_shared:
+            self._count_episodes(plan, request, part)
         done: Any = slots if sent.kind is Kind.STEP else sent.slots
         self._done[done] = sent
         if self._failed:
@@ -125,6 +128,23 @@ class SlotHistory:
         for error in part.errors:  # their last step can't be repeated; they must be reset
             self._done[list(error.slots)] = None
             self._failed.update(error.slots)
+
+    def _count_episodes(self, plan: ResetPlan, request: BatchRequest, part: WorkerRequest) -> None:
+        """Count the episodes that slots have begun, for the next process of their worker."""
+        sent, batch, rows = part.sent, request.batch, slice(part.start, part.stop)
+        assert sent is not None
+        if sent.kind is Kind.RESET:
+            asked: ResetRequest = load(sent.payload)
+            for slot, seed in zip(sent.slots.tolist(), asked.seeds, strict=True):
+                if asked.every_slot and not (asked.listed_seeds and seed is None):
+                    plan.start_at(slot, 0)
+                plan.begin(slot)
+        elif self._same_step:
+            for slot in part.slots[batch.terminated[rows] | batch.truncated[rows]].tolist():
+                plan.begin(slot)
+        else:
+            for slot in part.slots[self._ended[part.slots]].tolist():
+                plan.begin(slot)
 
     def _note_overflow(self, done: npt.NDArray[np.int64], part: WorkerRequest) -> None:
         for slot in done.tolist():

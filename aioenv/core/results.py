@@ -96,21 +96,25 @@ class WorkerInfo(NamedTuple):
             "restarting", "dead", "closing" or "closed".
         slots: the slots that it holds.
         cpus: the CPUs that it is pinned to (`cpu_affinity`); None if it is not.
+        node: the machine of its cluster that it is on; empty: this one.
     """
 
     pid: int | None
     state: str
     slots: tuple[int, ...]
     cpus: tuple[int, ...] | None = None
+    node: str = ""
 
     @property
     def memory(self) -> ProcessMemory | None:
-        """The memory that it holds, in bytes, looked up now; None if it is gone, or the platform does not tell.
+        """The memory that it holds, in bytes, looked up now; None if it is gone, or on another machine.
 
         A worker takes some milliseconds, in which the loop waits. Where that matters, ask from a thread:
         `await asyncio.to_thread(lambda: [worker.memory for worker in envs.workers])`.
         """
-        if self.pid is None or self.state in ("dead", "closed"):  # the number may be another process's by now
+        if (
+            self.pid is None or self.node or self.state in ("dead", "closed")
+        ):  # the number may be another process's by now
             return None
         return process_memory(self.pid)
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest, WorkerRequest
     from aioenv.core.worker_pool import WorkerPool
 
-__all__ = ["SpareEnvs", "spare_seed"]
+__all__ = ["Last", "SpareEnvs", "SpareState", "spare_seed"]
 
 _log = logging.getLogger("aioenv")
 
 Slots = npt.NDArray[np.int64]
 # The arrays and objects of an observation, and the physics state.
-_Last: TypeAlias = "tuple[list[Any], Sequence[Sequence[Any]], npt.NDArray[np.float64]]"
+Last: TypeAlias = "tuple[list[Any], Sequence[Sequence[Any]], npt.NDArray[np.float64]]"
 
 
 def spare_seed(seed: int | None) -> int | None:
@@ -48,6 +48,26 @@ def spare_seed(seed: int | None) -> int | None:
     if seed is None:
         return None
     return int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0]) >> 2
+
+
+class SpareState(NamedTuple):
+    """What a slot's episodes depend on beside the states of its two envs.
+
+    Attributes:
+        live: which env runs the episode: 0 for the first, 1 for the second one.
+        number: the number of the episode that the other one begins.
+        prepared: its reset; None: there is none.
+        ended: whether the next step begins that episode.
+        last: the last observation and state of the episode that has ended; None: it is not known.
+        lost: whether the episode was lost with its worker, and its end is not yet handed out.
+    """
+
+    live: int
+    number: int
+    prepared: BatchRequest | None
+    ended: bool
+    last: Last | None
+    lost: bool = False
 
 
 class _Slot:
@@ -106,7 +126,7 @@ class _Slot:
         self.taken: BatchRequest | None = None
         self.waiting: tuple[BatchRequest, WorkerRequest] | None = None
         self.since = 0.0
-        self.last: _Last | None = None
+        self.last: Last | None = None
         self.restarted = self.held = self.reserved = self.taking = False
         self.reserved_seed: int | None = None
         self.seeds: dict[Worker, int | None] = {}
@@ -227,6 +247,59 @@ class SpareEnvs:
     def takes_reset(self, slot: int) -> bool:
         """Return whether the reset of a slot that is being sent was prepared, so that `begin_episode` answers it."""
         return self._slots[slot].taking
+
+    # ------------------------------------------------------------ states
+
+    def state_of(self, number: int) -> SpareState:
+        """Return what the episodes of a slot depend on, which has no request in flight."""
+        slot = self._slots[number]
+        live, ended = int(slot.current is slot.both[1]), number in self.ended
+        return SpareState(live, slot.number, slot.prepared, ended, slot.last, number in self.lost)
+
+    def restore(self, number: int, state: SpareState, *, prepared: bool) -> BatchRequest | None:
+        """Go on from the state of another slot, which was just sent to both envs of this one.
+
+        Args:
+            number: the slot.
+            state: the state; its reset is another vector env's.
+            prepared: whether the state of the spare env is that of an episode that has just begun.
+
+        Returns:
+            The request for the first results of that episode; None if there is none.
+        """
+        slot = self._slots[number]
+        self._set(slot, state)
+        slot.prepared = None
+        if slot.last is not None:
+            slot.last = self._fitting(slot, slot.last)
+        if prepared and not slot.held:
+            request = slot.prepared = self._make_reset(slot.spare)
+            self._send_reset(slot, slot.spare, request, None, restored=True)
+        slot.reserved = False
+        return slot.prepared
+
+    def revert(self, number: int, state: SpareState, request: BatchRequest | None) -> None:
+        """Return to a state before `restore`, which gave this request, since an env has refused the later one."""
+        slot = self._slots[number]
+        if slot.prepared is request and slot.waiting is None:  # the slot was neither reset nor stepped meanwhile
+            self._set(slot, state)
+
+    def _set(self, slot: _Slot, state: SpareState) -> None:
+        slot.taken = slot.waiting = None
+        slot.restarted = False
+        if slot.current is not slot.both[state.live]:
+            slot.swap()
+        slot.number, slot.prepared, slot.last = state.number, state.prepared, state.last
+        for numbers, is_in in ((self.ended, state.ended), (self.lost, state.lost)):
+            (numbers.add if is_in else numbers.discard)(slot.slot)
+
+    def _fitting(self, slot: _Slot, last: Last) -> Last:
+        """Return a last observation and state, or zeros if those of this vector env have other shapes."""
+        batch = self._make_reset(slot.current).batch
+        mine, theirs = [*(each[0] for each in batch.received), batch.state[0]], [*last[0], last[2]]
+        if [each.shape for each in mine] == [each.shape for each in theirs]:
+            return last
+        return [np.zeros_like(each) for each in mine[:-1]], last[1], np.zeros_like(mine[-1])
 
     # ------------------------------------------------------------ the ends of episodes
 
@@ -364,10 +437,20 @@ class SpareEnvs:
         request.stepped = False
         return request
 
-    def _send_reset(self, slot: _Slot, member: WorkerSlots, request: BatchRequest, seed: int | None) -> None:
+    def _send_reset(
+        self, slot: _Slot, member: WorkerSlots, request: BatchRequest, seed: int | None, *, restored: bool = False
+    ) -> None:
         part = request.parts[0]
-        number = (slot.number,) if self._numbered else None
-        payload = reset_payload(member, [slot.slot], [seed], None, whole=False, automatic=True, episodes=number)
+        payload = reset_payload(
+            member,
+            [slot.slot],
+            [seed],
+            None,
+            whole=False,
+            automatic=True,
+            episodes=(slot.number,) if self._numbered else None,
+            restored=restored,
+        )
         on_reply = partial(self._on_reply, slot, request)
         try:
             member.worker.submit(Kind.RESET, (), payload, into=part.into[1], on_reply=on_reply)
@@ -497,14 +580,14 @@ class SpareEnvs:
             self._complete(request, part)
 
 
-def _last_of(request: BatchRequest, part: WorkerRequest) -> _Last:
+def _last_of(request: BatchRequest, part: WorkerRequest) -> Last:
     """Return a copy of the observation and state of a worker request of one slot."""
     batch, row = request.batch, part.start
     arrays = [array[row].copy() for array in batch.received]
     return arrays, [list(column) for column in part.objects], batch.state[row].copy()
 
 
-def _put_last(last: _Last, request: BatchRequest, part: WorkerRequest) -> None:
+def _put_last(last: Last, request: BatchRequest, part: WorkerRequest) -> None:
     batch, row = request.batch, part.start
     arrays, part.objects, batch.state[row] = last
     for mine, theirs in zip(batch.received, arrays, strict=True):

@@ -34,6 +34,7 @@ from aioenv.platform import usable_cpus
 from aioenv.process.async_resource import gather_internal, internal_task, wait_through_cancel
 from aioenv.process.failures import cannot_start
 from aioenv.process.launch import check_start
+from aioenv.process.remote import Cluster, Placements
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import Schema, SchemaTable
@@ -81,7 +82,12 @@ class WorkerCode(NamedTuple):
 
 
 def make_program(
-    factories: Sequence[Callable[..., Any]], num_workers: int, *, live: bool = False, autoreset_options: Any = None
+    factories: Sequence[Callable[..., Any]],
+    num_workers: int,
+    *,
+    live: bool = False,
+    portable: bool = False,
+    autoreset_options: Any = None,
 ) -> WorkerCode:
     """Take a snapshot of factories and of the code that they refer to.
 
@@ -89,6 +95,7 @@ def make_program(
         factories: one a slot.
         num_workers: the number of workers.
         live: whether the workers are threads of this process.
+        portable: whether they may be on other machines.
         autoreset_options: the options of automatic resets, a dict or a function, which is sent like factories; None:
             there are none.
 
@@ -100,7 +107,9 @@ def make_program(
     if live:
         return WorkerCode(CodeSnapshot(factories, spans, live=True, common=common), spans, None)
     registry = capture_registry()
-    program = CodeSnapshot(factories, spans, names=registry.names, specs=registry.specs, common=common)
+    program = CodeSnapshot(
+        factories, spans, names=registry.names, specs=registry.specs, portable=portable, common=common
+    )
     return WorkerCode(program, spans, registry.entries)
 
 
@@ -264,6 +273,7 @@ class WorkerPoolConfig(NamedTuple):
     check_numerics: bool = False  # NaN and infinite numbers are errors
     lenient: bool = False  # accept all actions and numbers that Gymnasium accepts
     spares: bool = False  # each slot has a second env, in a worker of its own; `num_workers` is that of both
+    clusters: Sequence[Cluster | None] = ()  # where each worker is placed, None: on this machine; empty: all are here
     first_slot: int = 0  # slots of a collector are a part of more: the number of the first one among them
     all_slots: int | None = None  # and how many these are; None: there are no others
 
@@ -333,6 +343,7 @@ class WorkerPool:
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
         self._stops = np.array([stop for _, stop in spans])
+        self._placements = Placements(config.clusters, config.start_timeout_s)
         same: dict[Schema, Schema] = {}
         seen_warnings: set[str] = set()
         # with fewer CPUs than workers, a worker that polls would take the CPU of another
@@ -415,6 +426,7 @@ class WorkerPool:
             cpu_share=cpu_share,
             ignored_signals=config.ignored,
             thread_server=serve_on_thread if config.in_thread else None,
+            placement=self._placements.of(number),
         )
 
     def forget_code(self) -> None:
@@ -433,6 +445,7 @@ class WorkerPool:
         """
         try:
             self._share()
+            await self._placements.start()
             await all_of(worker.start() for worker in self.workers)
             self._agree()
         except GeneratorExit:  # its loop was closed
@@ -440,6 +453,7 @@ class WorkerPool:
             raise
         except BaseException:
             await wait_through_cancel(gather_internal(*(worker.close_now() for worker in self.workers)))
+            await self._placements.close()
             self._free()
             raise
 
@@ -451,7 +465,7 @@ class WorkerPool:
             if seeds is not None or has_options:
                 options = CommonReference() if has_options else None
                 # with two envs a slot, the parent says which episode each of them begins
-                shared = not self._config.spares
+                shared = not self._config.spares and not self._placements
                 self.reset_plan = ResetPlan(
                     self.members[-1].stop,
                     seeds,
@@ -585,12 +599,16 @@ class WorkerPool:
         try:
             await gather_internal(*(worker.close(grace_s) for worker in self.workers))
         finally:
-            self._free()
+            try:
+                await self._placements.close()
+            finally:
+                self._free()
 
     def abandon(self) -> None:
         """Kill all workers without waiting."""
         for worker in self.workers:
             worker.abandon()
+        self._placements.abandon()
         self._free()
 
     def _agree(self) -> None:
@@ -670,11 +688,11 @@ def _check_own_envs(workers: Iterable[Worker]) -> None:
     Raises:
         WorkerStartError: naming both slots.
     """
-    owners: dict[tuple[int | None, int], int] = {}  # slots by process and `id`
+    owners: dict[tuple[str, int | None, int], int] = {}  # slots by process and `id`
     for worker in workers:
         for slot, description in zip(worker.slots, worker.description, strict=True):
             for number, name in description.layers:
-                owner = owners.setdefault((worker.pid, number), slot)
+                owner = owners.setdefault((worker.node, worker.pid, number), slot)
                 if owner != slot:
                     raise WorkerStartError(
                         f"slots {owner} and {slot} have the same env, a {name}: each step of one slot would also be a "

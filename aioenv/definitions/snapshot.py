@@ -454,6 +454,7 @@ class CodeSnapshot:
         names: globals of the main module that workers need, too: registered specs name them.
         specs: registered specs that refer to definitions of the script, by id.
         live: whether workers are threads of this process, which get the objects themselves.
+        portable: whether workers may be on other machines, which can't map memory of this one.
         common: an object that all workers get beside their factories, after its name for errors (see
             `CommonReference`); None if there is none.
 
@@ -473,18 +474,19 @@ class CodeSnapshot:
         names: Iterable[str] = (),
         specs: Sequence[tuple[str, Any]] = (),
         live: bool = False,
+        portable: bool = False,
         common: tuple[str, Any] | None = None,
     ) -> None:
         self.factories = list(factories)
         self.common = common
-        self._spans, self._names, self._specs = spans, tuple(names), tuple(specs)
+        self._spans, self._names, self._specs, self._portable = spans, tuple(names), tuple(specs), portable
         token = secrets.token_bytes(TOKEN_BYTES)
         if live:
             self.table: DefinitionTable = LiveTable(token, factories, None if common is None else common[1])
             _trial_pickle_live([*factories, common])
             return
         self.table = table = ParentTable(token)
-        self._memory = SnapshotMemory(token)
+        self._memory = SnapshotMemory(token) if CAN_SHARE and not portable else None
         self._codes = _SnapshotWriter(table, self._memory, self._names, self._specs).write(factories, spans, common)
 
     def code(self, worker: int) -> Code:
@@ -501,7 +503,7 @@ class CodeSnapshot:
 
     def __reduce__(self) -> Any:
         live = isinstance(self.table, LiveTable)
-        made_from = self.factories, self._spans, self._names, self._specs, live, self.common
+        made_from = self.factories, self._spans, self._names, self._specs, live, self._portable, self.common
         return _retake, (_dump_by_value(made_from),)
 
 
@@ -518,12 +520,12 @@ class _SnapshotWriter:
 
     Args:
         table: gets the definitions.
-        memory: for large pickles and buffers.
+        memory: for large pickles and buffers; None: they go into the messages.
         names, specs: see `CodeSnapshot`.
     """
 
     def __init__(
-        self, table: ParentTable, memory: SnapshotMemory, names: Sequence[str], specs: Sequence[tuple[str, Any]]
+        self, table: ParentTable, memory: SnapshotMemory | None, names: Sequence[str], specs: Sequence[tuple[str, Any]]
     ) -> None:
         self._table, self._memory = table, memory
         self._main = _main()
@@ -540,7 +542,8 @@ class _SnapshotWriter:
         shared = [] if common is None else [common]
         roots = self._reach([*named, *shared])
         codes = [self._code(named[start:stop], shared, roots) for start, stop in spans]
-        place, located = self._memory.finish(), _module_locations(self._collector.imports)
+        place = None if self._memory is None else self._memory.finish()
+        located = _module_locations(self._collector.imports)
         return [code._replace(place=place, located=located) for code in codes]
 
     def _reach_registered(
@@ -631,9 +634,10 @@ class _SnapshotWriter:
 
     def _emitter(self, after: DefinitionEmitter | None = None) -> tuple[DefinitionEmitter, list[pickle.PickleBuffer]]:
         large: list[pickle.PickleBuffer] = []
+        share = self._memory is not None  # not `self` in the closure: a cycle would keep everything that was pickled
 
         def on_buffer(buffer: pickle.PickleBuffer) -> bool:
-            if not CAN_SHARE or buffer.raw().nbytes < _LARGE_BUFFER:
+            if not share or buffer.raw().nbytes < _LARGE_BUFFER:
                 return True  # it stays in the pickle
             large.append(buffer)
             return False
@@ -643,8 +647,10 @@ class _SnapshotWriter:
     def _memory_part(self, emitter: DefinitionEmitter, large: list[pickle.PickleBuffer]) -> CodePart:
         memory = self._memory
         data = emitter.file.getvalue()
+        if memory is None:
+            return CodePart(data, [])
         buffers = [memory.add(buffer.raw()) for buffer in large]
-        return CodePart(memory.append(data) if CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
+        return CodePart(memory.append(data) if len(data) >= _LARGE_PICKLE else data, buffers)
 
 
 def _dump_by_value(value: Any) -> bytes:
@@ -653,8 +659,8 @@ def _dump_by_value(value: Any) -> bytes:
 
 
 def _retake(data: bytes) -> CodeSnapshot:
-    factories, spans, names, specs, live, common = pickle.loads(data)
-    return CodeSnapshot(factories, spans, names=names, specs=specs, live=live, common=common)
+    factories, spans, names, specs, live, portable, common = pickle.loads(data)
+    return CodeSnapshot(factories, spans, names=names, specs=specs, live=live, portable=portable, common=common)
 
 
 class _CollectedDefinitions:

@@ -84,6 +84,7 @@ class Start(NamedTuple):
     argv: tuple[str, ...] = ()  # the program's arguments, as in multiprocessing's workers
     cpu_share: int | None = None  # the most CPUs to use, since other workers use the rest; None: all
     authkey: bytes = b""  # the parent's, for its multiprocessing managers; empty: unchanged
+    elsewhere: bool = False  # whether the worker may run on another machine, with paths of its own
 
 
 class CallRequest(NamedTuple):
@@ -106,6 +107,7 @@ class ResetRequest(NamedTuple):
     automatic: bool = False  # take the options of automatic resets
     every_slot: bool = False  # all slots are reset: a plan of resets starts over
     episodes: tuple[int, ...] | None = None  # the number of each row's episode in that plan; None: the worker counts
+    restored: bool = False  # reply with the first results that the state had which was set just before
 
 
 class StepRequest(NamedTuple):

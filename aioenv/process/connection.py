@@ -144,6 +144,7 @@ class Connection:
         requests: its outstanding requests.
         channel: its channel.
         fault: the error that broke its stream; None while it is whole.
+        node: the name of its machine; empty: this one.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class Connection:
     ) -> None:
         self.on_images: Callable[[Frame], None] | None = None
         self.fault: WireError | None = None
+        self.node = process.node
         self._name = name
         self._process = process
         self._output = output
@@ -181,6 +183,11 @@ class Connection:
     def returncode(self) -> int | None:
         """The exit code, or `-N` for signal N; None while it runs."""
         return self._process.returncode
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing more can be heard of the process; None if that is not so."""
+        return self._process.fault
 
     @property
     def stderr(self) -> str:

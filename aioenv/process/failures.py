@@ -62,6 +62,12 @@ class WorkerIdentity(NamedTuple):
     pid: int | None
     slots: tuple[int, ...]
     stderr: str  # the last lines that it printed
+    node: str = ""  # the name of its machine; empty: this one
+
+    @property
+    def where(self) -> str:
+        """Its process id, and its machine."""
+        return f"pid {self.pid} on {self.node}" if self.node else f"pid {self.pid}"
 
 
 def cannot_start(what: str, error: Exception) -> WorkerStartError:
@@ -77,7 +83,7 @@ def env_error(worker: WorkerIdentity, failure: Failure) -> EnvError:
         slots = (slots[failure.row],)
     where = f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
     error = EnvError(
-        f"{where} ({worker.label}, pid {worker.pid}): {_headline(failure)}\n{failure.traceback}",
+        f"{where} ({worker.label}, {worker.where}): {_headline(failure)}\n{failure.traceback}",
         slots=slots,
         pid=worker.pid,
         traceback=failure.traceback,
@@ -92,7 +98,7 @@ def env_error(worker: WorkerIdentity, failure: Failure) -> EnvError:
 def parent_env_error(worker: WorkerIdentity, message: str, slots: Sequence[int]) -> EnvError:
     """Make an error about some slots that the parent has found."""
     where = f"slot {slots[0]}" if len(slots) == 1 else f"slots {list(slots)}"
-    text = f"{where} ({worker.label}, pid {worker.pid}): {message}"
+    text = f"{where} ({worker.label}, {worker.where}): {message}"
     return EnvError(text, slots=tuple(slots), pid=worker.pid, stderr=worker.stderr)
 
 
@@ -100,7 +106,7 @@ def close_timeout_warning(worker: WorkerIdentity, grace_s: float, running: int |
     """Return the warning for a worker that is killed since it did not close its envs within `grace_s` seconds."""
     where = "" if running is None else f", at slot {running}"
     return (
-        f"{worker.label} (pid {worker.pid}) has not ended within grace_s={grace_s:g}{where}: it is killed, and what "
+        f"{worker.label} ({worker.where}) has not ended within grace_s={grace_s:g}{where}: it is killed, and what "
         "envs had yet to save when they are closed is lost; give `close` more time if that matters"
     )
 
@@ -112,6 +118,7 @@ def worker_died(
     running: int | None,
     kill_reason: str | None,
     restart_failure: str | None = None,
+    lost: str | None = None,
 ) -> WorkerDied:
     """Make the error for the end of a worker's process, or of its stream.
 
@@ -122,8 +129,11 @@ def worker_died(
         running: the slot that it was running; None if none, or unknown.
         kill_reason: the reason why this process killed it; None if it did not.
         restart_failure: the reason why it could not be started again; None if it was not tried.
+        lost: why nothing more can be heard of it; None if that is not so.
     """
     how = f"broke its stream: {fault}" if fault else describe_exit(returncode)
+    if lost is not None:
+        how = f"is lost: {lost}"
     if restart_failure is not None:
         how, running = f"could not be started again: {restart_failure}", None
     elif kill_reason is not None:
@@ -132,7 +142,7 @@ def worker_died(
         how += f" ({_sigkill_sender()})"
     where = "" if running is None else f" while it ran slot {running}"
     slots = f", slots {list(worker.slots)}" if worker.slots else ""  # a render worker has none
-    message = _with_output(f"{worker.label} (pid {worker.pid}{slots}) {how}{where}", worker)
+    message = _with_output(f"{worker.label} ({worker.where}{slots}) {how}{where}", worker)
     return WorkerDied(
         message,
         slots=worker.slots or (-1,),

@@ -39,6 +39,14 @@ class Output(NamedTuple):
     ended: asyncio.Event
 
 
+class RunningRow(Protocol):
+    """The row that a worker runs."""
+
+    @property
+    def row(self) -> int | None:
+        """The row; None while no env runs."""
+
+
 class Process(Protocol):
     """A worker process. Each launch method returns one (see `launch.py`).
 
@@ -46,13 +54,19 @@ class Process(Protocol):
         pid: the process id, which is also the id of its process group.
         output: everything that it prints.
         exited: set when it has ended. Where the platform can't tell, the end of its channel does.
-        current_row: the row that it runs; None once it is released, or where the platform has no such memory.
+        node: the name of its machine; empty: this one.
+        fault: why nothing more can be heard of it although it may not have ended; None if that is not so.
     """
 
     pid: int
     output: Output
     exited: asyncio.Event
-    current_row: CurrentRow | None
+    node: str
+    fault: str | None
+
+    @property
+    def current_row(self) -> RunningRow | None:
+        """The row that it runs; None once it is released, or where the platform has no such memory."""
 
     @property
     def returncode(self) -> int | None:
@@ -107,6 +121,8 @@ class _WatchedProcess:
     ) -> None:
         self.pid = pid
         self.current_row = ends.current_row
+        self.node = ""
+        self.fault: str | None = None
         self.exited = asyncio.Event()
         self.output = Output(ends.output, self.exited)
         self._connect = ends.connect

@@ -30,6 +30,7 @@ from aioenv.process.environment import worker_environment
 from aioenv.process.failures import LOG, OutputLog
 from aioenv.process.launch import LaunchResources, check_start, launch, launch_thread
 from aioenv.process.process import Process
+from aioenv.process.remote import Placement, launch_remote
 from aioenv.process.thread_process import MakeServer, ThreadChannel
 from aioenv.speedups import read_by_c
 from aioenv.tracing.track import TRACE, Track
@@ -125,6 +126,7 @@ class Worker:
         seen_warnings: warnings of workers so far (see `OutputLog`).
         thread_server: makes what answers requests on a thread of this process; `start`, `channel`, `env`, `cpus` and
             `cpu_share` are ignored then. None: it is a process.
+        placement: places its processes on other machines; `start` and `channel` are ignored then. None: on this one.
 
     Attributes:
         label: its role and its index, for messages and timelines.
@@ -159,6 +161,7 @@ class Worker:
         cpus: tuple[int, ...] | None = None,
         cpu_share: int | None = None,
         thread_server: MakeServer | None = None,
+        placement: Placement | None = None,
         ignored_signals: tuple[str, ...] = (),
         seen_warnings: set[str] | None = None,
     ) -> None:
@@ -178,11 +181,12 @@ class Worker:
         self.label = f"{role} {index}"
         self._start_method = check_start(start)
         self._channel_kind = check_channel(channel)
+        self._given_env = env or {}
         self._environ = worker_environment(env)
         self._log_prefix = log_prefix
         self._seen_warnings = set() if seen_warnings is None else seen_warnings
         self._imports = (*preload, *needed)
-        forked = self._start_method == "forkserver"
+        forked = self._start_method == "forkserver" and placement is None
         self._message = Start(
             list(sys.path),
             registry,
@@ -197,10 +201,12 @@ class Worker:
             LOG.getEffectiveLevel(),
             tuple(map(str, sys.argv)),
             cpu_share,
-            bytes(current_process().authkey),
+            b"" if placement is not None else bytes(current_process().authkey),
+            elsewhere=placement is not None,
         )
         self.start_timeout_s = start_timeout_s
         self._thread_server = thread_server
+        self._placement = placement
         self._resources: LaunchResources | None = None  # of the latest launch
         self._connection: Connection | None = None  # with the latest process
         self._kill_reason: str | None = None  # of `kill`
@@ -220,6 +226,11 @@ class Worker:
     def pid(self) -> int | None:
         """The process id; None before the start."""
         return self._connection.pid if self._connection else None
+
+    @property
+    def node(self) -> str:
+        """The name of its machine; empty: this one."""
+        return self._connection.node if self._connection else ""
 
     @property
     def next_request(self) -> tuple[int, int]:
@@ -288,6 +299,9 @@ class Worker:
                 process: Process
                 if self._thread_server is not None:
                     process = launch_thread(self._thread_server, memory, self.label.replace(" ", "-"))
+                elif self._placement is not None:
+                    resources = self._resources = LaunchResources()
+                    process = await launch_remote(self._placement, self._given_env, resources)
                 else:
                     resources = self._resources = LaunchResources()
                     process = await launch(
@@ -359,10 +373,15 @@ class Worker:
         return failures.start_error(self._identity, "; ".join([message, *notes]), kind=StartTimeout)
 
     def _died_while_starting(self, error: WorkerDied) -> WorkerStartError:
-        fault = self._connection.fault if self._connection is not None else None
+        connection = self._connection
+        fault = connection.fault if connection is not None else None
         how = describe_exit(error.returncode) if fault is None else f"broke its stream ({fault})"
+        if connection is not None and connection.lost is not None:
+            how = f"is lost ({connection.lost})"
         where = "" if self.running_slot is None else f", at slot {self.running_slot}"
-        return failures.start_error(self._identity, f"{self.label} (pid {self.pid}) {how} while starting{where}")
+        return failures.start_error(
+            self._identity, f"{self.label} ({self._identity.where}) {how} while starting{where}"
+        )
 
     def _on_images(self, frame: Frame) -> None:
         if self.on_images is not None:
@@ -493,12 +512,18 @@ class Worker:
         """Make the error for the end of the worker."""
         fault = self._connection.fault if self._connection else None
         return failures.worker_died(
-            self._identity, self.returncode, fault, self.running_slot, self._kill_reason, self._restart_failure
+            self._identity,
+            self.returncode,
+            fault,
+            self.running_slot,
+            self._kill_reason,
+            self._restart_failure,
+            self._connection.lost if self._connection else None,
         )
 
     @property
     def _identity(self) -> failures.WorkerIdentity:
-        return failures.WorkerIdentity(self.label, self.pid, self.slots, self.stderr)
+        return failures.WorkerIdentity(self.label, self.pid, self.slots, self.stderr, self.node)
 
     # ------------------------------------------------------------ the end
 

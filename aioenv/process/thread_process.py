@@ -339,6 +339,8 @@ class ThreadProcess:
         self.pid = os.getpid()
         self.returncode: int | None = None
         self.current_row: CurrentRow | None = CurrentRow(None)
+        self.node = ""
+        self.fault: str | None = None
         self.exited = asyncio.Event()
         no_output = asyncio.StreamReader()  # a thread prints where this process prints
         no_output.feed_eof()

@@ -200,19 +200,21 @@ class ResetPlan:
 
     Episode 0 of a slot is the one that the last reset of all slots began; each later reset of the slot adds 1. So the
     numbers are the same for any number of workers and any timing. They are counted in memory that all processes share,
-    so a worker that is restarted goes on counting. Where memory can't be shared, it counts from 0 again.
+    so a worker that is restarted goes on counting. Where memory can't be shared, each worker counts for itself, from
+    the numbers of the plan that it is sent: the parent counts in that one, if workers are restarted.
 
     Args:
         num_envs: how many slots there are.
         seeds: int64; episode k of slot i gets seed `i + k * num_envs`, modulo their number. None: no seeds.
         options: of automatic resets: a dict for all of them, or a function of slot and episode. None: no options. A
             worker gets that to which a `CommonReference` refers.
-        counts_shared: whether all processes share the numbers. False: the parent sends each number with its reset.
+        counts_shared: whether all processes share the numbers.
         first_slot: the number of the first slot among those that the seeds and the function are for.
         all_slots: how many slots they are for; None: `num_envs`.
 
     Attributes:
         has_seeds: whether there are seeds.
+        counts_shared: whether all processes share the numbers.
     """
 
     def __init__(
@@ -241,6 +243,7 @@ class ResetPlan:
         self._seeds = seeds
         self.has_seeds = seeds is not None
         self._options = options
+        self.counts_shared = block.shared
         self._block = block
         self._begun: Any = block.data.cast("q")  # by slot; each is written by one worker alone, so without a lock
 
@@ -297,14 +300,18 @@ class ResetPlan:
             self._block.data.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        block = self._block if self._block.shared else None
+        counts = self._block if self.counts_shared else bytes(self._begun)
         where = self._first_slot, self._all_slots
-        return _rebuild_plan, (self._num_envs, self._seeds, self._options, block, *where)
+        return _rebuild_plan, (self._num_envs, self._seeds, self._options, counts, *where)
 
 
 def _rebuild_plan(
-    num_envs: int, seeds: Any, options: Any, block: SharedBlock | None, first_slot: int, all_slots: int
+    num_envs: int, seeds: Any, options: Any, counts: SharedBlock | bytes, first_slot: int, all_slots: int
 ) -> ResetPlan:
     plan = ResetPlan.__new__(ResetPlan)
-    plan._set_up(num_envs, seeds, options, block or SharedBlock(8 * num_envs, shared=False), first_slot, all_slots)
+    block = counts if isinstance(counts, SharedBlock) else SharedBlock(8 * num_envs, shared=False)
+    plan._set_up(num_envs, seeds, options, block, first_slot, all_slots)
+    if not isinstance(counts, SharedBlock):
+        for slot, begun in enumerate(memoryview(counts).cast("q")):
+            plan.start_at(slot, begun)
     return plan

@@ -190,7 +190,10 @@ class RequestServer:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
         self._channel.poll(start.poll_s)
         send_log_records(start.log_level)
-        sys.path[:] = start.sys_path
+        if start.elsewhere:  # directories of the parent's that are here too hold modules of the user's program
+            sys.path += [entry for entry in start.sys_path if entry not in sys.path and os.path.exists(entry)]
+        else:
+            sys.path[:] = start.sys_path
         sys.argv[:] = start.argv
         if start.registry is not None:
             restore_registry(*start.registry)

@@ -1,0 +1,1 @@
+"""Clusters: machines on which the workers of a vector env are placed."""
