@@ -23,6 +23,7 @@ from aioenv.errors import EnvError, SlotError, WorkerDied, WorkerStartError
 from aioenv.ipc.frames import Frame, Header, Kind
 from aioenv.ipc.messages import Failure, dump, load
 from aioenv.make import make_vec, new_event_loop
+from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy, has_parameter
 from aioenv.spaces.layout import packed
@@ -84,7 +85,10 @@ def make_share(recipe: Recipe, first: int, stop: int) -> AsyncVectorEnv:
     if isinstance(env, EnvCreator) and first:
         env = _PlacedCreator(env, first)
     envs = make_vec(env, stop - first, **recipe.settings)
-    envs._config = envs._config._replace(first_slot=first, all_slots=recipe.num_envs)
+    # the process does nothing else meanwhile: a thread of the envs' own would cost two thread switches a step
+    envs._config = envs._config._replace(first_slot=first, all_slots=recipe.num_envs, inline_always=True)
+    if isinstance(envs, NativeVectorEnv) and envs._pixels_config is None and envs._timeout_s is None:
+        envs._run_in = "inline"
     return envs
 
 
