@@ -384,6 +384,8 @@ class ThreadProcess:
         if not self.exited.is_set():
             self.returncode = code
             self.exited.set()
+            if self._channel is not None:  # as the stream of a process ends: each reply was delivered before
+                self._channel.close()
 
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`. Any signal ends the thread after its current job."""
