@@ -77,6 +77,7 @@ class Dispatcher:
         here: the only worker, if it is a thread of this process.
         in_thread: whether the workers are threads of this process.
         plain_thread: the only worker, if it is such a thread, and nothing but the caller needs its results.
+        fast: whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path.
         shared_actions: the numbers of the action leaves that lie in shared memory.
     """
 
@@ -141,9 +142,8 @@ class Dispatcher:
                 start_restart=self.restarter.start_restart if self.restarter is not None else lambda *_: False,
             )
             table.can_go_on = self.spares.can_go_on
-        # whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path
-        self._fast = not (images or pixel_renderer or self.merger)
-        plain = self._fast and self.history is None and speedups.step_here is not None
+        self.fast = not (images or pixel_renderer or self.merger)
+        plain = self.fast and self.history is None and speedups.step_here is not None
         self.plain_thread = self.here if plain else None
         self._wakeups = self._make_wakeups()
         self._stale_wakeups = False  # whether a worker has ended since: the one in its place has another channel
@@ -158,7 +158,7 @@ class Dispatcher:
         framed = [leaf for number, leaf in enumerate(layout.leaves) if number not in shared]
         size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in framed)
         most = max(member.stop - member.start for member in members) * size
-        if speedups.take_replies is None or not self._fast or len(channels) < len(members) or self.spares is not None:
+        if speedups.take_replies is None or not self.fast or len(channels) < len(members) or self.spares is not None:
             return None
         # with more workers than CPUs the last one to reply varies; with fewer the parent polls
         return WakeupCoalescer(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_BYTES else None
@@ -203,11 +203,20 @@ class Dispatcher:
             return request
         for part in request.parts:
             part.on_reply = partial(self._on_reply, request, part)
-            if self._fast:
+            if self.fast:
                 always = batch.copies or self.episodes is not None or self.history is not None
                 process: Any = self._process_reply if always or self.spares is not None else self.read_payload
                 read = partial(process, request, part)
                 part.fast_reply = PendingReply(part.into[0], part.on_reply, FastReply(part, request, read, always))
+        return request
+
+    def make_plain_request(self, shares: Sequence[tuple[WorkerSlots, Slots]]) -> BatchRequest:
+        """Make a request for `recv` that may be used again and again for plain steps, if replies are `fast`."""
+        request = self.make_request(shares, COPIED, reused=False, waiting=False)
+        for part in request.parts:
+            part.on_reply = partial(self._on_reply, request, part)
+            read = partial(self._take_reply, request, part)
+            part.fast_reply = PendingReply(part.into[0], part.on_reply, FastReply(part, None, read, True))
         return request
 
     def _make_batch(self, n: int, shared_batch: int) -> Batch:
@@ -244,7 +253,7 @@ class Dispatcher:
             Whether the request was answered; otherwise nothing was done.
         """
         worker = self.here
-        if worker is None or worker.thread_channel is None or not self._fast:
+        if worker is None or worker.thread_channel is None or not self.fast:
             return False
         part = request.parts[0]
         if rows is not None and not isinstance(rows, range):
@@ -281,11 +290,15 @@ class Dispatcher:
                     part.sent = None
                     going_on.append(number)
             parts, cuts, payloads = ([each[i] for i in going_on] for each in (parts, cuts, payloads))  # type: ignore[assignment]
+        if not request.waiting:
+            self.enable_readers()
         if speedups.send_steps is not None and self.trace is None and not (self.restarter and self.restarter.busy):
             if self.restarter is not None:  # a worker that dies of it may get it again
                 for part, mine, payload in zip(parts, cuts, payloads, strict=True):
                     part.sent = _step_of(part, views, mine, payload)
             sent = speedups.send_steps(parts, *self._with_shared_batch(request, views, cuts), payloads)
+            if sent == len(parts) and not request.waiting:
+                return
             if sent == len(parts) == len(self._worker_pool.members):
                 if self._stale_wakeups:
                     self._wakeups, self._stale_wakeups = self._make_wakeups(), False
@@ -464,6 +477,13 @@ class Dispatcher:
         if self.history is not None:
             self.history.note(request, part)
         return False
+
+    def _take_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> bool:
+        """Process a fast-path reply that goes to `recv`; return True: C leaves it at that."""
+        if not self._process_reply(request, part, payload):
+            part.arrived = True
+            self._arrive(request, part)
+        return True
 
     def _store_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> None:
         if request.batch.shared_batch == COPIED:

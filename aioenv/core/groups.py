@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.core.worker_pool import WorkerSlots
 
-__all__ = ["ActiveSlots", "RememberedState", "WorkerGroup", "WorkerRolloutBackend"]
+__all__ = ["ActiveSlots", "RememberedState", "SingleSlots", "WorkerGroup", "WorkerRolloutBackend"]
 
 
 Slots = npt.NDArray[np.int64]
@@ -117,15 +117,17 @@ class WorkerGroup:
             PendingCallError, ResetNeededError, EnvError, WorkerDied: if a slot can't be stepped. Nothing was sent.
         """
         scheduler = self._scheduler
+        dispatcher = scheduler.dispatcher
         scheduler.table.check_send(self._index, name, reset=False)
-        if not (waiting and given is None and not objects and not scheduler.dispatcher.shared_actions):
+        if given is not None or objects or dispatcher.shared_actions or not (waiting or dispatcher.fast):
             return self._submit(self._step_requests(arrays, objects, given), stepped=True, waiting=waiting)
         if not self._payloads:
             self._prepare_fast_path()
+        if not waiting:
+            return self._step_plainly(arrays)
         request = self._pool.acquire() if self._pool is not None else self._acquire()
         try:
             scheduler.begin(request, self._index, stepped=True)
-            dispatcher = scheduler.dispatcher
             here = dispatcher.here is not None and len(arrays) == 1
             if not (here and dispatcher.step_here(request, arrays[0], self._rows[0])):
                 views = list(map(byte_view, arrays))
@@ -134,6 +136,20 @@ class WorkerGroup:
         except BaseException:
             scheduler.roll_back(request)
             raise
+        return request
+
+    def _step_plainly(self, arrays: Arrays) -> BatchRequest:
+        """Send a step whose actions are arrays in frames, and whose results `recv` takes."""
+        scheduler = self._scheduler
+        request = scheduler.dispatcher.make_plain_request(self._shares)
+        try:
+            scheduler.begin(request, self._index, stepped=True)
+            scheduler.dispatcher.submit_steps(request, list(map(byte_view, arrays)), self._cuts, self._payloads)
+        except BaseException:
+            scheduler.roll_back(request)
+            raise
+        finally:
+            request.clear()
         return request
 
     def finish_step(self, started: tuple[Any, ...]) -> BatchRequest:
@@ -347,6 +363,64 @@ def _valid(request: BatchRequest) -> Bools:
         if any(column.path == ("restarted",) for column in columns.schema.columns):
             valid[columns.positions] = False
     return valid
+
+
+class SingleSlots:
+    """Sends plain steps to single slots for `recv`, which copies the results: so each slot keeps its request.
+
+    Args:
+        scheduler: sends the requests.
+    """
+
+    def __init__(self, scheduler: RequestScheduler) -> None:
+        self._scheduler = scheduler
+        self._alone = len(scheduler.worker_pool.members) == scheduler.num_envs  # each slot has a worker of its own
+        self._sizes = [leaf.dtype.itemsize * prod(leaf.shape) for leaf in scheduler.actions.leaves]
+        self._requests: dict[int, tuple[BatchRequest, bytes]] = {}
+
+    def suit(self, slots: Slots, objects: Objects) -> bool:
+        """Return whether `step` can send to these slots, with these objects in the actions."""
+        dispatcher = self._scheduler.dispatcher
+        plain = dispatcher.fast and not (objects or dispatcher.shared_actions or dispatcher.in_thread)
+        return plain and (self._alone or len(slots) == 1)
+
+    def step(self, slots: Slots, arrays: Arrays) -> None:
+        """Send a step of these slots, with a row of the actions for each; raises as `WorkerGroup.step`."""
+        scheduler, table = self._scheduler, self._scheduler.table
+        table.check_send(slots, "send", reset=False)
+        views = list(map(byte_view, arrays))
+        asked = [self._acquire(slot) for slot in slots.tolist()]
+        try:
+            table.move(slots, SlotState.IN_FLIGHT)
+            table.note_steps(slots)
+            for row, (request, payload) in enumerate(asked):
+                cuts = [[slice(row * size, (row + 1) * size) for size in self._sizes]]
+                scheduler.dispatcher.submit_steps(request, views, cuts, [payload])
+        except BaseException:
+            for request, _ in asked:
+                scheduler.roll_back(request)
+            raise
+
+    def _acquire(self, slot: int) -> tuple[BatchRequest, bytes]:
+        known = self._requests.get(slot)
+        if known is not None:
+            request, _ = known
+            if request.parts[0].untaken == []:  # its last result was taken
+                request.reset(stepped=True, waiting=False)
+                return known
+            request.clear()
+        (share,) = self._scheduler.worker_pool.shares(np.array([slot]))
+        request = self._scheduler.dispatcher.make_plain_request([share])
+        member, _ = share
+        rows = None if member.stop - member.start == 1 else compact([slot - member.start])
+        self._requests[slot] = known = request, step_payload(rows, ())
+        return known
+
+    def clear(self) -> None:
+        """Release all requests."""
+        for request, _ in self._requests.values():
+            request.clear()
+        self._requests.clear()
 
 
 # ------------------------------------------------------------ rollouts

@@ -471,6 +471,11 @@ class BatchRequest:
             part.arrived = False
         self.idle = False
 
+    def clear(self) -> None:
+        """Forget how replies to a later step are handled: then the request does not refer to itself."""
+        for part in self.parts:
+            part.on_reply = part.fast_reply = None
+
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:
         """The slots of all worker requests, one for each row of the batch."""
@@ -581,5 +586,4 @@ class BatchRequestPool:
         kept, self._kept = self._kept, []
         self._next = None
         for request in kept:
-            for part in request.parts:
-                part.on_reply = part.fast_reply = None
+            request.clear()

@@ -176,10 +176,12 @@ def collect_ready(
         if part.untaken:
             rest.append((request, part))
     slots = np.array([slot for _, part, rows in taken for slot in part.slots[rows].tolist()], np.int64)
-    order = np.argsort(slots)
     n = len(slots)
-    place = np.empty_like(order)  # the row in the result of the i-th row that is taken
-    place[order] = np.arange(n)
+    order = place = np.arange(n)
+    if n > 1:
+        order = np.argsort(slots)
+        place = np.empty_like(order)  # the row in the result of the i-th row that is taken
+        place[order] = np.arange(n)
     obs = layout.empty(n)
     objects = layout.no_objects(n)
     reward, terminated, truncated = np.empty(n), np.empty(n, np.bool_), np.empty(n, np.bool_)

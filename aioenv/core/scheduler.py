@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv.core.dispatcher import Dispatcher
-from aioenv.core.groups import ActiveSlots, RememberedState, WorkerGroup, WorkerRolloutBackend
+from aioenv.core.groups import ActiveSlots, RememberedState, SingleSlots, WorkerGroup, WorkerRolloutBackend
 from aioenv.core.images import PixelRenderer
 from aioenv.core.inline_steps import InlineSteps
 from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest, reset_payload
@@ -147,6 +147,7 @@ class RequestScheduler:
         self.remembered = RememberedState()
         self._active_slots: ActiveSlots | None = None
         self.everyone = WorkerGroup(self, np.arange(self.num_envs), whole=True)
+        self._singles = SingleSlots(self)
         here = self.dispatcher.plain_thread
         self.inline = InlineSteps(self, here) if here is not None and InlineSteps.suit(self) else None
 
@@ -419,6 +420,9 @@ class RequestScheduler:
         if slots is None and paused is None:
             self.everyone.step(arrays, objects, "send", waiting=False)
             return
+        if paused is None and self._singles.suit(numbers, objects):
+            self._singles.step(numbers, arrays)
+            return
         rows: Slots | None = None  # in which order the actions are sent; None: as they are
         if paused is not None:
             rows = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
@@ -632,6 +636,7 @@ class RequestScheduler:
     def free(self) -> None:
         """Release the memory that the workers wrote into, once they are gone."""
         self.everyone.close()
+        self._singles.clear()
         self.dispatcher.forget()
         self._abandoned.clear()
         self._ready.clear()

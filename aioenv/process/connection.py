@@ -55,7 +55,7 @@ class FastReply(NamedTuple):
 
     Attributes:
         part: the `WorkerRequest`.
-        whole: its `BatchRequest`; only while that is `waiting`.
+        whole: its `BatchRequest`; only while that is `waiting`. None: `read` does all this, for `recv`.
         read: reads the payload; if it returns True, the reply is held back, and C does not mark and count it.
         always: whether to call `read` even if the payload is empty.
     """

@@ -198,7 +198,8 @@ static ExpectedReply next_reply(References *refs, PyObject *pending) {
     expected.fast_reply =
         (FastReply){PyTuple_GET_ITEM(fields, FAST_REPLY_PART), PyTuple_GET_ITEM(fields, FAST_REPLY_WHOLE),
                     PyTuple_GET_ITEM(fields, FAST_REPLY_READ), PyTuple_GET_ITEM(fields, FAST_REPLY_ALWAYS)};
-    return look_up(refs, expected.fast_reply.whole, str_waiting) == Py_True ? expected : none;
+    PyObject *whole = expected.fast_reply.whole;
+    return whole == Py_None || look_up(refs, whole, str_waiting) == Py_True ? expected : none;
 }
 
 /* Return whether a header is of a RESULT that answers this request. */
@@ -219,7 +220,7 @@ static int process_reply(References *refs, PyObject *decoder, PyObject *pending,
         held_back = read_payload(expected->fast_reply.read, payload, size);
     if (held_back < 0 || PyDict_DelItem(pending, expected->request) < 0)
         return -1;
-    return held_back ? 1 : count_reply(refs, &expected->fast_reply);
+    return held_back || expected->fast_reply.whole == Py_None ? 1 : count_reply(refs, &expected->fast_reply);
 }
 
 /* Process the next reply out of bytes that came in the same read as another one. Return its size, or 0 if it is not

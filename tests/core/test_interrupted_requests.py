@@ -195,17 +195,17 @@ def test_images_go_on_after_ctrl_c(loop, interrupts):
 
 def test_ctrl_c_while_a_reply_is_read_ends_its_worker(loop, monkeypatch):
     envs = loop.run_until_complete(started())
-    read, interrupts = Dispatcher._on_reply, 1
+    read, interrupts = Dispatcher._store_reply, 1
 
-    def interrupted(here, batch_request, part, outcome):
+    def interrupted(here, batch_request, part, payload):
         nonlocal interrupts
         if interrupts and part.slots[0] == 2:
             interrupts -= 1
             raise KeyboardInterrupt
-        read(here, batch_request, part, outcome)
+        read(here, batch_request, part, payload)
 
     async def fresh():
-        monkeypatch.setattr(Dispatcher, "_on_reply", interrupted)
+        monkeypatch.setattr(Dispatcher, "_store_reply", interrupted)
         envs.send(np.zeros(N, int))
         await envs.recv(min_slots=N)
 
