@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aioenv.cli.contenders import MAX_PROCESSES
+from benchmarks.cluster import TIANSHOU
 from benchmarks.contenders import CONTENDERS
 from benchmarks.metrics import METRICS
+from benchmarks.network import NETWORK_ENVS
 from benchmarks.resets import LONGER, RESET_ENVS
 
 __all__ = ["AWAITED", "CHEAP_ENVS", "CHEAP_TASKS", "COST_ENVS", "ROWS", "Row", "estimate_s"]
@@ -38,9 +40,20 @@ MUJOCO_MORE = (
     "Walker2d",
 )
 # Metrics that take as long as the clock runs.
-CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time")
-SLOW_METRICS = ("memory", "pool-exact", "render-workers")
-RESET_ROWS = {f"resets-{env.removesuffix('Resets-v0').lower()}": env for env in RESET_ENVS}
+CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time", "cluster")
+SLOW_METRICS = ("memory", "pool-exact", "render-workers", "cluster", "network")
+# Metrics with several rows: the keys of their rows, and the envs.
+ROWS_OF = {
+    "resets": {f"resets-{env.removesuffix('Resets-v0').lower()}": env for env in RESET_ENVS},
+    "cluster": {"cluster-cartpole": "CartPole-v1", "cluster-ant": "Ant-v5", "cluster-pixels": "pixels"},
+    "network": {f"network-{env}": env for env in NETWORK_ENVS},
+}
+OVER_NETWORK = ("aioenv", "aioenv-tcp", "aioenv-ray")
+CONTENDERS_OF = {
+    "cluster-cartpole": (*OVER_NETWORK, "ray-actors", TIANSHOU),
+    "cluster-ant": OVER_NETWORK,
+    "cluster-pixels": (*OVER_NETWORK, "sockets"),
+}
 COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
 CHEAP_ENVS = (1, 4, 8, 16, 64)
 CHEAP_TASKS = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5"}
@@ -109,9 +122,10 @@ def _rows() -> Iterable[Row]:
         for n in CHEAP_ENVS:
             yield Row(f"cheap-{name}-{n}", env, n, CHEAP, metric="cheap", quick=n in (1, 8))
     for name, metric in METRICS.items():
-        measures = tuple(metric.measures)
-        for key, env in (RESET_ROWS if name == "resets" else {name: metric.env}).items():
-            yield Row(key, env, metric.num_envs, measures, metric=name, quick=name not in SLOW_METRICS)
+        for key, env in ROWS_OF.get(name, {name: metric.env}).items():
+            measures = CONTENDERS_OF.get(key, tuple(metric.measures))
+            once = (f"{name}: {TIANSHOU}",) if TIANSHOU in measures else ()
+            yield Row(key, env, metric.num_envs, measures, name, once, quick=name not in SLOW_METRICS)
 
 
 ROWS: dict[str, Row] = {row.key: row for row in _rows()}
@@ -139,6 +153,9 @@ _METRIC_S = {
     **dict.fromkeys(
         ("training-sb3: sb3-dummy", "training-sb3: aioenv-sb3", "training-sb3: aioenv-sb3-in-process"), 9.0
     ),
+    **dict.fromkeys(("cluster: aioenv-ray", "cluster: ray-actors"), 10.0),
+    f"cluster: {TIANSHOU}": 60.0,
+    **{f"network: aioenv-{n}": 8.0 for n in (2, 3, 4)},
     **{f"render-workers: aioenv-{n}": 4.0 + n for n in (1, 2, 4, 8)},
 }
 
