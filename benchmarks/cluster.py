@@ -29,7 +29,7 @@ from benchmarks.resets import RATE
 __all__ = ["CLUSTER", "TIANSHOU"]
 
 TIANSHOU = "tianshou-ray"  # starts a process an env, each of which takes Ray half a second
-RAY_WARM_UP_S = 2.0  # until Ray has started the idle processes that it begins with
+RAY_WARM_UP_S = 1.0  # until the first calls have made connections
 _LONGER = 2  # times the suite's seconds: a step of 64 Ants takes 20 ms
 _FLAGS_BYTES = 8 + 1 + 1  # reward, terminated, truncated
 
