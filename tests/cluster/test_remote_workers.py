@@ -81,7 +81,7 @@ async def test_workers_tell_their_node_and_the_parent_listens_only_at_the_start(
     async with cartpoles(4, 4) as envs:
         assert [worker.node for worker in envs.workers] == ["node 0", "node 1", "node 0", "node 1"]
         assert {worker.memory for worker in envs.workers} == {None}
-        listeners = {p.listener for p in envs._session.worker_pool._placements.values()}
+        listeners = {p.listener for p in envs._session.worker_pool._placements._by_worker.values()}
         assert not any(listener.listening for listener in listeners)
 
 
@@ -179,6 +179,20 @@ def normalized(stats):
     return NormalizeObservation(gym.make("CartPole-v1"), stats)
 
 
+def test_the_blocking_classes_take_a_cluster():
+    with aioenv.sync.make_vec("CartPole-v1", 2, num_workers=2, cluster=LocalCluster(2)) as envs:
+        obs, _ = envs.reset(seed=0)
+        assert [worker.node for worker in envs.workers] == ["node 0", "node 1"]
+    drop_in = aioenv.sync.AsyncVectorEnv(
+        [partial(gym.make, "CartPole-v1")] * 2, num_workers=[1, 1], cluster=[None, LocalCluster()]
+    )
+    np.testing.assert_array_equal(drop_in.reset(seed=0)[0], obs)
+    assert [worker.node for worker in drop_in.workers] == ["", "node 0"]
+    drop_in.close()
+    with pytest.raises(ValueError, match="max_concurrency"):
+        aioenv.sync.AsyncVectorEnv([Talks], max_concurrency=1, num_workers=1, cluster=LocalCluster())
+
+
 class TellsItsSeed(gym.Env):
     """Episodes of three steps, whose observation is their seed."""
 
@@ -229,7 +243,7 @@ async def test_a_plan_of_seeds_goes_on_after_a_restart(mode):
 
 
 def has_ended(pid):
-    """Whether a process is gone, or a zombie that nobody has reaped yet."""
+    """Whether a process is gone, or a zombie that was not reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -353,7 +367,7 @@ def test_workers_end_with_their_parent():
 
 
 @pytest.mark.asyncio
-async def test_hostile_connections_are_closed_and_disturb_nobody():
+async def test_hostile_connections_are_closed_and_disturb_no_worker():
     class Slow(LocalCluster):
         """Places agents only when told to, so that the parent listens for long."""
 
