@@ -110,8 +110,8 @@ def _off_model(delay_ms: float) -> Callable[[Rows], Found]:
         if len({env for env, _ in results}) < 2:  # the model needs observations of two sizes
             return None
         compared = Model.fit(results).of_measured(results)
-        worst = max(abs(ratio - 1) for (_, _, delay), ratio in compared.items() if delay == delay_ms)
-        return 100 * worst, list(results.values())
+        off = [abs(ratio - 1) for (_, _, delay), ratio in compared.items() if delay == delay_ms]
+        return (100 * max(off), list(results.values())) if off else None
 
     return find
 

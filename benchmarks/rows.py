@@ -155,7 +155,7 @@ _METRIC_S = {
     ),
     **dict.fromkeys(("cluster: aioenv-ray", "cluster: ray-actors"), 10.0),
     f"cluster: {TIANSHOU}": 60.0,
-    **{f"network: aioenv-{n}": 8.0 for n in (2, 3, 4)},
+    **{f"network: aioenv-{n}": 8.0 for n in (2, 3, 4, 16)},
     **{f"render-workers: aioenv-{n}": 4.0 + n for n in (1, 2, 4, 8)},
 }
 

@@ -14,6 +14,7 @@ from benchmarks import cluster, goals, tables
 from benchmarks.metrics import METRICS, REGISTRY
 from benchmarks.network import (
     DELAYS_MS,
+    MANY,
     NETWORK_ENVS,
     NETWORK_KEYS,
     NUM_ENVS,
@@ -35,9 +36,10 @@ def a_measurement(relay_ms: float = 0.5) -> dict:
     """What would be measured if the model were right."""
     found = {}
     for env in NETWORK_ENVS:
-        for workers in WORKERS:
+        for workers in (*WORKERS, MANY):
             own_ms = 1e3 * MODEL.own_s(workers, step_bytes(env))
             step_ms = own_ms + 1e3 * (STEP_S + MODEL.wake_s[env])
+            step_ms += 2.0 * (workers == MANY)  # they share CPUs
             found[env, workers] = {"step ms": step_ms, "own ms": own_ms}
             for delay in (0, *DELAYS_MS):
                 found[env, workers] |= {
@@ -54,7 +56,7 @@ def test_the_model_is_fitted_and_compared():
         assert getattr(model, name) == pytest.approx(getattr(MODEL, name), rel=1e-6)
     assert model.wake_s == pytest.approx(MODEL.wake_s)
     compared = model.of_measured(measured)
-    assert len(compared) == len(measured) * len(DELAYS_MS)
+    assert set(compared) == {(env, n, delay) for env in NETWORK_ENVS for n in WORKERS for delay in DELAYS_MS}
     assert list(compared.values()) == pytest.approx([1.0] * len(compared))
 
 
@@ -74,7 +76,8 @@ def test_goals_judge_the_model():
             "env": env,
             "metric": "network",
             "results": [
-                {"contender": f"aioenv-{n}", "rounds": [{}], "others_cpus": None, **measured[env, n]} for n in WORKERS
+                {"contender": f"aioenv-{n}", "rounds": [{}], "others_cpus": None, **measured[env, n]}
+                for n in (*WORKERS, MANY)
             ],
         }
         for env in NETWORK_ENVS
@@ -122,7 +125,7 @@ def test_workers_over_tcp_are_measured():
 
 def newest() -> Model:
     measured = measured_of(tables.newest(tables.read(DOCS / "data" / "network.csv")))
-    assert set(measured) == {(env, workers) for env in NETWORK_ENVS for workers in WORKERS}
+    assert set(measured) == {(env, workers) for env in NETWORK_ENVS for workers in (*WORKERS, MANY)}
     return Model.fit(measured)
 
 
