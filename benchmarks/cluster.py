@@ -48,7 +48,7 @@ def _ray(*packages: str) -> Iterator[Any]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if "RAY_ADDRESS" in os.environ:
         ray.init(**options)
-    else:  # "local": a Ray that runs already is somebody else's
+    else:  # "local": a Ray that runs already is left alone
         ray.init("local", num_cpus=usable_cpus(), include_dashboard=False, **options)
     try:
         yield ray

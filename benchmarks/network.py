@@ -186,7 +186,9 @@ def _measure(num_workers: int, workload: Workload) -> dict[str, float]:
         return aioenv.run(_measure_steps(workload, num_workers, relay))
 
 
-NETWORK: dict[str, Callable[[Workload], dict[str, float]]] = {f"aioenv-{n}": partial(_measure, n) for n in (*WORKERS, MANY)}
+NETWORK: dict[str, Callable[[Workload], dict[str, float]]] = {
+    f"aioenv-{n}": partial(_measure, n) for n in (*WORKERS, MANY)
+}
 
 
 # ---------------------------------------------------------------- the model

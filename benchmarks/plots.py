@@ -191,6 +191,7 @@ def _images(tables: Tables) -> Any:
     return figure
 
 
+_TICKS = (50, 100, 200, 300)  # steps a second
 # Okabe and Ito's, by the round trip or by what is measured.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#E69F00", "#009E73"
 
@@ -232,12 +233,13 @@ def _network(tables: Tables) -> Any:
     lower.set_ylim(0, 100)
     lower.set_xlabel("workers, 16 envs each, 5 ms a step")
     lower.set_title("% of workers' time in steps, predicted", loc="left", fontsize=12, fontweight="bold")
-    lower.legend(frameon=False, fontsize=10)
+    lower.legend(fontsize=9, framealpha=0.9, edgecolor="none", borderpad=0)
     for axes in (upper, lower):
         axes.xaxis.set_major_formatter(lambda number, _: f"{number:,g}")
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    upper.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+    upper.set_yticks(_TICKS, [str(rate) for rate in _TICKS])
+    upper.minorticks_off()
     return figure
 
 
