@@ -8,7 +8,7 @@ from typing import Any
 
 from aioenv.cli.bench import load_mark
 from benchmarks.cluster import TIANSHOU
-from benchmarks.network import DELAYS_MS, Model
+from benchmarks.network import DELAYS_MS, NETWORK_ENVS, Model
 from benchmarks.rows import AWAITED, CHEAP_ENVS, CHEAP_TASKS, MUJOCO_GOALS, MUJOCO_MORE, RAW
 
 __all__ = ["Goal", "goals", "judge", "print_goals"]
@@ -101,10 +101,9 @@ def _off_model(delay_ms: float) -> Callable[[Rows], Found]:
 
     def find(rows: Rows) -> Found:
         results = {
-            (row["env"], int(result["contender"].removeprefix("aioenv-"))): result
-            for row in rows.values()
-            if row["metric"] == "network"
-            for result in row["results"]
+            (env, int(result["contender"].removeprefix("aioenv-"))): result
+            for env in NETWORK_ENVS
+            for result in rows.get(f"network-{env}", {}).get("results", ())
             if result["rounds"]
         }
         if len({env for env, _ in results}) < 2:  # the model needs observations of two sizes

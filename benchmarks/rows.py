@@ -94,6 +94,11 @@ class Row:
         return [name for name in self.contenders if CONTENDERS[name].installed]
 
     @property
+    def entries_once(self) -> list[str]:
+        """Those of its entries that take part in the first round alone."""
+        return [name for name in self.entries if name.rpartition(": ")[2] in self.once]
+
+    @property
     def missing(self) -> list[str]:
         """Its contenders whose package is missing."""
         return [name for name in self.contenders if self.timed and not CONTENDERS[name].installed]
@@ -124,7 +129,7 @@ def _rows() -> Iterable[Row]:
     for name, metric in METRICS.items():
         for key, env in ROWS_OF.get(name, {name: metric.env}).items():
             measures = CONTENDERS_OF.get(key, tuple(metric.measures))
-            once = (f"{name}: {TIANSHOU}",) if TIANSHOU in measures else ()
+            once = (TIANSHOU,) if TIANSHOU in measures else ()
             yield Row(key, env, metric.num_envs, measures, name, once, quick=name not in SLOW_METRICS)
 
 
@@ -172,5 +177,5 @@ def estimate_s(row: Row, rounds: int, seconds: float) -> float:
         else:
             each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S) + 0.3 + seconds
             each += row.num_envs * _A_PROCESS_S.get(name, _AN_ENV_S)
-        total += each * (1 if name in row.once else rounds)
+        total += each * (1 if name in row.entries_once else rounds)
     return total

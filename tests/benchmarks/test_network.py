@@ -73,8 +73,6 @@ def test_goals_judge_the_model():
     measured["noop", 3]["step ms, 1"] *= 1.3
     rows = {
         f"network-{env}": {
-            "env": env,
-            "metric": "network",
             "results": [
                 {"contender": f"aioenv-{n}", "rounds": [{}], "others_cpus": None, **measured[env, n]}
                 for n in (*WORKERS, MANY)
