@@ -8,6 +8,7 @@ from typing import Any
 
 from aioenv.cli.bench import load_mark
 from benchmarks.cluster import TIANSHOU
+from benchmarks.collectors import COLLECTOR_ENVS
 from benchmarks.network import DELAYS_MS, NETWORK_ENVS, Model
 from benchmarks.rows import AWAITED, CHEAP_ENVS, CHEAP_TASKS, MUJOCO_GOALS, MUJOCO_MORE, RAW
 
@@ -197,6 +198,10 @@ def goals(cpus: int) -> list[Goal]:
         )
     for delay in DELAYS_MS:
         found.append(Goal(f"steps with {delay:g} ms each way, % off the model", 15, 15, _off_model(delay), True))
+    for key, env in COLLECTOR_ENVS.items():
+        for kind in ("", "-torch"):
+            handed = _ratio(key, f"aioenv{kind}", f"processes{kind}")
+            found.append(Goal(f"{env} x 64, collectors{kind}, x plain processes", 0.93, 0.93, handed))
     for n, bar in ((1, 1.0), (4, 1.15), (8, 1.2), (16, 1.2), (64, 1.2)):
         here = _ratio(f"cheap-cartpole-{n}", "aioenv-in-process", "gymnasium-sync")
         found.append(Goal(f"CartPole-v1 x {n}, num_workers=0, x Sync", bar, bar, here))

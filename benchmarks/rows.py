@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aioenv.cli.contenders import MAX_PROCESSES
 from benchmarks.cluster import TIANSHOU
+from benchmarks.collectors import COLLECTOR_ENVS
 from benchmarks.contenders import CONTENDERS
 from benchmarks.metrics import METRICS
 from benchmarks.network import NETWORK_ENVS
@@ -40,11 +41,22 @@ MUJOCO_MORE = (
     "Walker2d",
 )
 # Metrics that take as long as the clock runs.
-CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time", "cluster")
+CLOCKED = (
+    "latency",
+    "uneven",
+    "images",
+    "pool-fast",
+    "pool-exact",
+    "render-workers",
+    "loop-time",
+    "cluster",
+    "collectors",
+)
 SLOW_METRICS = ("memory", "pool-exact", "render-workers", "cluster", "network")
 # Metrics with several rows: the keys of their rows, and the envs.
 ROWS_OF = {
     "resets": {f"resets-{env.removesuffix('Resets-v0').lower()}": env for env in RESET_ENVS},
+    "collectors": COLLECTOR_ENVS,
     "cluster": {"cluster-cartpole": "CartPole-v1", "cluster-ant": "Ant-v5", "cluster-pixels": "pixels"},
     "network": {f"network-{env}": env for env in NETWORK_ENVS},
 }

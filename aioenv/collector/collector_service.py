@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import signal
@@ -22,6 +23,7 @@ from aioenv.errors import EnvError, SlotError, WorkerDied, WorkerStartError
 from aioenv.ipc.frames import Frame, Header, Kind
 from aioenv.ipc.messages import Failure, dump, load
 from aioenv.make import make_vec, new_event_loop
+from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy, has_parameter
 from aioenv.spaces.layout import packed
@@ -33,6 +35,8 @@ __all__ = ["CollectorService", "CollectorSpaces", "Recipe", "make_share"]
 _log = logging.getLogger("aioenv.collector")
 
 T = TypeVar("T")
+
+_TERMINATED = 128 + signal.SIGTERM
 
 
 class Recipe(NamedTuple):
@@ -81,7 +85,10 @@ def make_share(recipe: Recipe, first: int, stop: int) -> AsyncVectorEnv:
     if isinstance(env, EnvCreator) and first:
         env = _PlacedCreator(env, first)
     envs = make_vec(env, stop - first, **recipe.settings)
-    envs._config = envs._config._replace(first_slot=first, all_slots=recipe.num_envs)
+    # the process does nothing else meanwhile: a thread of the envs' own would cost two thread switches a step
+    envs._config = envs._config._replace(first_slot=first, all_slots=recipe.num_envs, inline_always=True)
+    if isinstance(envs, NativeVectorEnv) and envs._pixels_config is None and envs._timeout_s is None:
+        envs._run_in = "inline"
     return envs
 
 
@@ -101,6 +108,7 @@ class CollectorService:
         self._held: dict[int, DumpedRollout] = {}  # rollouts that are yet to be fetched, by request
         self._loop = new_event_loop()
         self._envs: AsyncVectorEnv | None = None
+        self._task: asyncio.Task[Rollout] | None = None  # the rollout that is being collected
         self._policy_s = 0.0
         self._finished = False  # whether no env has a further episode
         self._takes_generators = False
@@ -123,9 +131,25 @@ class CollectorService:
         return self._loop.run_until_complete(coroutine)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """End the process in the middle of a rollout, and close the envs."""
+        """End the process, in the middle of a rollout too; the envs are closed."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(128 + number)
+        if self._task is None:
+            raise SystemExit(_TERMINATED)
+        self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def _run_rollout(self, begin: Begin | None) -> Rollout:
+        """Collect a rollout.
+
+        Raises:
+            SystemExit: if the process was told to end.
+        """
+        self._task = task = self._loop.create_task(self._collect(begin))
+        try:
+            return self._loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            raise SystemExit(_TERMINATED) from None
+        finally:
+            self._task = None
 
     def describe(self) -> CollectorSpaces:
         """Return the spaces."""
@@ -152,6 +176,7 @@ class CollectorService:
 
     def close(self) -> None:
         """Close the vector env, and end its workers."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             if self._envs is not None:
                 self._run(self._envs.close())
@@ -165,7 +190,8 @@ class CollectorService:
 
         Raises:
             ValueError: if it is another request.
-            SystemExit: if a worker of the vector env has died, and is not started again: this process ends, too.
+            SystemExit: if a worker of the vector env has died, and is not started again: this process ends, too. Or if
+                it was told to end.
         """
         if isinstance(frame, PartialStep) or frame.kind is not Kind.COLLECT:
             raise ValueError(f"a collector has no answer to {frame.kind.name}")
@@ -178,7 +204,7 @@ class CollectorService:
         try:
             if request.weights:
                 self._update(load_weights(request.weights, request.weights_sizes, frame.fixed))
-            rollout = self._run(self._collect(request.begin))
+            rollout = self._run_rollout(request.begin)
             dumped = dump_rollout(rollout, self._table)
         except WorkerDied as exc:
             _log.error("%s", str(exc).partition("\n")[0])

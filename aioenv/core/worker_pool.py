@@ -263,6 +263,7 @@ class WorkerPoolConfig(NamedTuple):
     ignored: tuple[str, ...] = ()  # names of signals
     in_thread: bool = False  # workers are threads of this process
     inline: bool = False  # and their short steps run on the caller's thread
+    inline_always: bool = False  # or all of their steps
     stats: Sequence[SharedRunningStats] = ()  # the statistics that the factories refer to
     episodes: EpisodeStats | None = None  # counts episodes
     seeds: npt.NDArray[np.int64] | None = None  # the seeds of a seed plan
@@ -515,10 +516,10 @@ class WorkerPool:
         self.first_checkpoints = dict(zip(self.members, checkpoints, strict=False))  # spare envs have none
 
     def allow_inline(self) -> None:
-        """Let short steps and resets of workers in this process run on the caller's thread."""
+        """Let short steps and resets of workers in this process, or all, run on the caller's thread."""
         for member in self.members:
             assert member.worker.thread_channel is not None
-            member.worker.thread_channel.allow_inline()
+            member.worker.thread_channel.allow_inline(always=self._config.inline_always)
 
     async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
         """Configure one worker, and return the first checkpoints of its envs.

@@ -76,10 +76,11 @@ class ThreadChannel:
         self._times: dict[Kind, RunTimes] = {}  # by kind of the requests that may run on the caller's thread
         self._inline = False  # whether a request runs on the caller's thread at the moment
 
-    def allow_inline(self) -> None:
+    def allow_inline(self, *, always: bool = False) -> None:
         """Let short steps and resets run on the caller's thread from now on."""
         kinds = (Kind.STEP, Kind.RESET)
-        self._times = {kind: RunTimes(_INLINE_LIMIT_S, None, _INLINE_LIMIT_S) for kind in kinds}
+        inline = True if always else None
+        self._times = {kind: RunTimes(_INLINE_LIMIT_S, inline, _INLINE_LIMIT_S) for kind in kinds}
 
     @contextlib.contextmanager
     def all_on_thread(self) -> Iterator[None]:
@@ -383,6 +384,8 @@ class ThreadProcess:
         if not self.exited.is_set():
             self.returncode = code
             self.exited.set()
+            if self._channel is not None:  # as the stream of a process ends: each reply was delivered before
+                self._channel.close()
 
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`. Any signal ends the thread after its current job."""

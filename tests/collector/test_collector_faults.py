@@ -377,13 +377,14 @@ async def test_close_ends_an_iteration():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.asyncio
-async def test_close_does_not_wait_for_a_rollout(num_workers):
+async def test_close_does_not_wait_for_a_rollout(num_workers, caplog):
     collector = await collector_of(steps=10**7, num_workers=num_workers)
     waiting = asyncio.ensure_future(anext(collector))
     await asyncio.sleep(0.2)
     started = time.perf_counter()
     await collector.close()
     assert time.perf_counter() - started < 2.0
+    assert not [record.getMessage() for record in caplog.records], "nothing is wrong"
     with pytest.raises(StopAsyncIteration):
         await waiting
 

@@ -56,9 +56,9 @@ def test_an_interrupted_wait_loses_no_rollout():
             found = []
             while len(found) < 5:
                 timer = threading.Timer(0.001 * len(found), signal.raise_signal, [signal.SIGINT])
-                if interrupt:
-                    timer.start()
                 try:
+                    if interrupt:
+                        timer.start()
                     found.append(next(collector).obs)
                     timer.cancel()
                     if interrupt:
