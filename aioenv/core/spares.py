@@ -156,6 +156,8 @@ class SpareEnvs:
         complete: goes on with a reply that was held back until the next episode had begun.
         history: the last observations of the slots, if workers are restarted; None: they are not.
         is_restarting: tells whether a worker is being restarted.
+        start_restart: starts the restart of a worker that has died, with this error, if that was not done yet; tells
+            whether it is being restarted. Replies may tell of a death before `note_restart` does.
 
     Attributes:
         ended: the slots whose next step begins an episode (NEXT_STEP).
@@ -177,6 +179,7 @@ class SpareEnvs:
         complete: Callable[[BatchRequest, WorkerRequest], None],
         history: SlotHistory | None,
         is_restarting: Callable[[Worker], bool],
+        start_restart: Callable[[Worker, WorkerDied], bool],
     ) -> None:
         self.ended: set[int] = set()
         self.lost: set[int] = set()
@@ -193,6 +196,8 @@ class SpareEnvs:
         self._complete = complete
         self._history = history
         self._is_restarting = is_restarting
+        self._start_restart = start_restart
+        self._absent: set[Worker] = set()  # workers that are being restarted: until they are configured, too
         self._slots = [_Slot(*pair) for pair in zip(worker_pool.members, worker_pool.spares, strict=True)]
 
     # ------------------------------------------------------------ resets that the user asked for
@@ -215,11 +220,11 @@ class SpareEnvs:
             self.ended.discard(number)
             self.lost.discard(number)
             if slot.held:
-                slot.taking = slot.prepared is not None and slot.reserved_seed == seed and _accepts(slot.spare)
+                slot.taking = slot.prepared is not None and slot.reserved_seed == seed and self._is_ready(slot.spare)
                 slot.number += not slot.taking
                 continue
             slot.prepared = None
-            if not _accepts(slot.live) and _accepts(slot.spare):
+            if not self._is_ready(slot.live) and self._is_ready(slot.spare):
                 slot.swap()
             slot.number = 1 if start_over(number) else slot.number + 1
             second = None if self._has_seeds else spare_seed(seed)
@@ -378,19 +383,20 @@ class SpareEnvs:
     def _take_over(self, slot: _Slot, request: BatchRequest, part: WorkerRequest) -> bool:
         """Let the spare env take over; return whether its episode has begun, and is in the request."""
         taken = slot.prepared
-        if taken is None or not _accepts(slot.spare):  # the slot goes on in the env that it has
-            taken = self._reset_live(slot, None)
+        if taken is None or not self._is_ready(slot.spare):  # the slot goes on in the env that it has
+            taken = None if slot.current.worker in self._absent else self._reset_live(slot, None)
         else:
             slot.swap()
             slot.prepared, slot.reserved = None, False
             slot.number += 1
             if not slot.held:
                 self._prepare(slot, None)
-        lost = not taken.open and _has_died(taken) and self._is_restarting(slot.live.worker)
-        if not taken.open and not lost:
+        if taken is not None and not taken.open and _has_died(taken) and self._is_restarting(slot.live.worker):
+            taken = None  # `note_restart` resets it
+        if taken is not None and not taken.open:
             self._begin(slot, taken, request, part)
             return True
-        slot.taken, slot.waiting, slot.since = None if lost else taken, (request, part), perf_counter()
+        slot.taken, slot.waiting, slot.since = taken, (request, part), perf_counter()
         return False
 
     def _begin(self, slot: _Slot, taken: BatchRequest, request: BatchRequest, part: WorkerRequest) -> None:
@@ -421,7 +427,10 @@ class SpareEnvs:
     # ------------------------------------------------------------ resets of spare envs
 
     def _prepare(self, slot: _Slot, seed: int | None) -> None:
-        """Begin the slot's next episode in its spare env."""
+        """Begin the slot's next episode in its spare env; if that is being restarted, `note_restart` does so later."""
+        slot.prepared = None
+        if slot.spare.worker in self._absent:
+            return
         request = slot.prepared = self._make_reset(slot.spare)
         self._send_reset(slot, slot.spare, request, seed)
 
@@ -467,9 +476,9 @@ class SpareEnvs:
             slot.prepared = None
         if slot.taken is not request or slot.waiting is None:
             return
-        if isinstance(outcome, WorkerDied) and self._is_restarting(slot.live.worker):
+        if isinstance(outcome, WorkerDied) and self._start_restart(slot.live.worker, outcome):
             slot.taken = None  # the episode begins in the env that is there first
-            if slot.prepared is not None and _accepts(slot.spare):
+            if slot.prepared is not None and self._is_ready(slot.spare):
                 slot.swap()
                 slot.taken, slot.prepared = slot.prepared, None
                 slot.number += 1
@@ -510,6 +519,7 @@ class SpareEnvs:
     def note_death(self, worker: Worker) -> None:
         """Note that a worker has ended, and is not restarted: its slot goes on in the other env, if that is alive."""
         slot = self._slots[worker.slots[0]]
+        self._absent.discard(worker)
         if slot.live.worker is worker:
             slot.last = None
             self.ended.discard(slot.slot)
@@ -534,10 +544,14 @@ class SpareEnvs:
         """Note that a worker is being restarted (`back` is False), or is back: prepare an episode in its new env."""
         slot = self._slots[worker.slots[0]]
         if not back:
+            self._absent.add(worker)
+            if slot.spare.worker is worker:
+                slot.prepared = None  # its env is gone
             # an episode that has ended, or that the other env runs, is not lost
             if slot.live.worker is worker and slot.last is None and slot.waiting is None:
                 self.lost.add(slot.slot)
             return
+        self._absent.discard(worker)
         seed = None if self._has_seeds else derive_seed(slot.seeds.get(worker), worker.generation)
         if slot.waiting is not None and slot.taken is None:
             if slot.spare.worker is worker:
@@ -552,7 +566,11 @@ class SpareEnvs:
     def can_take_over(self, part: WorkerRequest) -> bool:
         """Return whether a worker is alive in which the slot of a worker request can go on."""
         slot = self._slots[part.slots[0]]
-        return _accepts(slot.live) or _accepts(slot.spare)
+        return self._is_ready(slot.live) or self._is_ready(slot.spare)
+
+    def _is_ready(self, member: WorkerSlots) -> bool:
+        """Return whether a worker is alive and configured."""
+        return _accepts(member) and member.worker not in self._absent
 
     def lose_episode(self, request: BatchRequest, part: WorkerRequest) -> None:
         """Answer a step with the truncated end of an episode that was lost with its worker; `complete` gets it."""
