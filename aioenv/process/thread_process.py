@@ -241,9 +241,12 @@ class ThreadChannel:
             return
         if self._on_frame is None:  # uvloop may call a reader before a task that was made earlier
             self._early.append(frame)
-            return
+        else:
+            self._hand_over(self._on_frame, frame)
+
+    def _hand_over(self, on_frame: Callable[[Frame], None], frame: Frame) -> None:
         try:
-            self._on_frame(frame)
+            on_frame(frame)
         except BaseException as exc:
             self._end(exc if isinstance(exc, Exception) else WireError("this process was interrupted"))
             if not isinstance(exc, Exception):
@@ -255,8 +258,8 @@ class ThreadChannel:
         """Deliver replies until the channel is closed (see `Channel`)."""
         self._on_frame = on_frame
         early, self._early = self._early, []
-        for frame in early:
-            self._deliver(frame)
+        for frame in early:  # also if the worker has ended meanwhile: they came before its end
+            self._hand_over(on_frame, frame)
         await self._ended
 
     def poll(self, poll_s: float = 0.0) -> None:
