@@ -75,7 +75,7 @@ class CollectReply(NamedTuple):
         has_final_obs: see `Rollout`.
         episodes: by slot, how many episodes of the plan of resets were begun; None: there is no plan.
         failures: exceptions of rows, or of the policy (no row); there is no rollout then.
-        steps_s: how long the rollout took, in seconds.
+        refused_weights: whether the policy raised when it was given weights.
         policy_s: the part of that which went to the policy.
         finished: whether no env has a further episode.
     """
@@ -86,7 +86,7 @@ class CollectReply(NamedTuple):
     has_final_obs: bool = True
     episodes: list[int] | None = None
     failures: Sequence[Failure] = ()
-    steps_s: float = 0.0
+    refused_weights: bool = False
     policy_s: float = 0.0
     finished: bool = False
 

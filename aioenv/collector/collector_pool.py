@@ -316,6 +316,8 @@ class CollectorPool:
             self._end(collector, task, self._error_of(collector, load(outcome.payload)))
             return
         reply: CollectReply = load(outcome.payload)
+        if reply.refused_weights:
+            collector.weights = None
         if reply.failures:
             errors = [self._error_of(collector, failure) for failure in reply.failures]
             self._end(collector, task, errors[0] if len(errors) == 1 else SlotError.join(errors, None))
@@ -437,7 +439,8 @@ class Collector:
         finished: whether its envs have no further episode.
         fresh: whether its process has begun no episode yet.
         has_sent: whether any process of it has sent a rollout.
-        weights: the pickle of the weights that its process has; empty: those of the policy's factory.
+        weights: the pickle of the weights that its process has; empty: those of the policy's factory. None: it has
+            refused the last ones.
         sizes: of the buffers of its last rollout, in bytes; None: there was none yet.
         policy_s: how long its policy ran, in seconds.
     """
@@ -450,7 +453,7 @@ class Collector:
         self.finished = False
         self.fresh = True
         self.has_sent = False
-        self.weights = b""
+        self.weights: bytes | None = b""
         self.sizes: tuple[int, ...] | None = None
         self.policy_s = 0.0
         self._seed = seed

@@ -105,6 +105,7 @@ class CollectorService:
         self._first, self._num_envs = first, stop - first
         self._recipe = recipe
         self._failed: set[int] = set()  # rows whose envs have raised since, so that they must be reset
+        self._begin_next: Begin | None = None  # the resets before the next rollout
         self._held: dict[int, DumpedRollout] = {}  # rollouts that are yet to be fetched, by request
         self._loop = new_event_loop()
         self._envs: AsyncVectorEnv | None = None
@@ -137,13 +138,13 @@ class CollectorService:
             raise SystemExit(_TERMINATED)
         self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def _run_rollout(self, begin: Begin | None) -> Rollout:
+    def _run_rollout(self) -> Rollout:
         """Collect a rollout.
 
         Raises:
             SystemExit: if the process was told to end.
         """
-        self._task = task = self._loop.create_task(self._collect(begin))
+        self._task = task = self._loop.create_task(self._collect())
         try:
             return self._loop.run_until_complete(task)
         except asyncio.CancelledError:
@@ -200,11 +201,15 @@ class CollectorService:
             return Reply(self._held.pop(request.fetch).buffers, dump(CollectReply()))
         if self._finished:
             return Reply((), dump(CollectReply(finished=True)))
-        started, self._policy_s = perf_counter(), 0.0
+        self._policy_s = 0.0
+        self._begin_next = request.begin or self._begin_next
         try:
             if request.weights:
                 self._update(load_weights(request.weights, request.weights_sizes, frame.fixed))
-            rollout = self._run_rollout(request.begin)
+        except Exception as exc:
+            return Reply((), dump(CollectReply(failures=_failures(exc), refused_weights=True), self._table))
+        try:
+            rollout = self._run_rollout()
             dumped = dump_rollout(rollout, self._table)
         except WorkerDied as exc:
             _log.error("%s", str(exc).partition("\n")[0])
@@ -218,7 +223,6 @@ class CollectorService:
             dumped.infos,
             dumped.has_final_obs,
             self._episodes(),
-            steps_s=perf_counter() - started,
             policy_s=self._policy_s,
             finished=self._finished,
         )
@@ -226,7 +230,8 @@ class CollectorService:
             self._held[frame.request] = dumped
         return Reply(dumped.buffers if sizes == request.sizes else (), dump(reply, self._table))
 
-    async def _collect(self, begin: Begin | None) -> Rollout:
+    async def _collect(self) -> Rollout:
+        begin, self._begin_next = self._begin_next, None
         if begin is not None:
             await self._begin(begin)
         elif self._failed:

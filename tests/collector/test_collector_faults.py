@@ -96,12 +96,11 @@ async def test_an_env_that_raises_ends_the_iteration(num_workers):
         error = caught.value
         assert error.slots == (3,) and isinstance(error.__cause__, ValueError) and "raise ValueError" in error.traceback
         assert error.pid == collector.pids[1]
-        if not found:
+        # the slot is reset, and the round goes on; the other collector has nothing to do with it
+        while len(found) < 2:
             found.append(await anext(collector))
-        assert found[0].collector == 0, "it has nothing to do with the other collector"
-        # the slot is reset, and the round goes on
-        again = await anext(collector)
-        assert again.collector == 1 and not again.restarted
+        (again,) = (rollout for rollout in found if rollout.collector == 1)
+        assert {rollout.collector for rollout in found} == {0, 1} and not again.restarted
         assert again.obs[0, 1, 1] == 0, "slot 3 has begun an episode"
         assert again.obs[0, 0, 1] > 0, "slot 2 has not"
         await collector.update()
@@ -138,10 +137,34 @@ async def test_weights_that_the_policy_does_not_take():
         "CartPole-v1", 2, policy=lambda: lambda obs: np.zeros(len(obs), int), num_collectors=1
     ) as collector:
         await collector.update({"w": 1})
-        with pytest.raises(aioenv.PolicyError, match="expected a policy with update"):
-            await anext(collector)
+        for _ in range(2):  # no rollout says that it was made with weights that were refused
+            with pytest.raises(aioenv.PolicyError, match="expected a policy with update"):
+                await anext(collector)
         with pytest.raises(TypeError, match="cannot pickle"):
             await collector.update({"w": threading.Lock()})
+
+
+class Choosy(Linear):
+    def update(self, weights):
+        if weights == "bad":
+            raise ValueError("bad weights")
+
+
+@pytest.mark.asyncio
+async def test_weights_that_the_policy_refuses_at_first():
+    async with aioenv.RolloutCollector("CartPole-v1", 2, policy=Choosy, steps=3, num_collectors=1, seed=0) as collector:
+        await collector.update("bad")
+        with pytest.raises(aioenv.PolicyError, match="ValueError: bad weights"):
+            await anext(collector)
+        await collector.update("good")
+        first = await anext(collector)
+        assert first.weights_version == 2
+        await collector.update("bad")
+        with pytest.raises(aioenv.PolicyError):  # the rollout that was begun before comes first
+            while True:
+                first = await anext(collector)
+        await collector.update("good")
+        assert (await anext(collector)).weights_version == 4
 
 
 @pytest.mark.parametrize(
