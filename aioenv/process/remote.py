@@ -486,9 +486,11 @@ class RemoteProcess:
 
 
 def _version_table(theirs: Mapping[str, str]) -> str:
-    ours = versions()
-    rows = [("", "there", "here"), *((name, theirs.get(name, "unknown"), ours[name]) for name in ours)]
-    return "\n".join(f"  {name:10} {there:16} {here}{'  <-' if there != here else ''}" for name, there, here in rows)
+    lines = [f"  {'':10} {'there':16} here"]
+    for name, here in versions().items():
+        there = theirs.get(name, "unknown")
+        lines.append(f"  {name:10} {there:16} {here}{'  <-' if there != here else ''}")
+    return "\n".join(lines)
 
 
 async def _unless_ended(future: asyncio.Future[Any], agent: Agent) -> Any:
