@@ -174,11 +174,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
             its own: `num_workers` is `2 * num_envs`, and nothing smaller. A reset that you ask for goes to one env, and
             discards the episode that the other one had begun. Its seed is that of the first env; the second one gets
             `numpy.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0] >> 2`. With a `seed_plan` both take
-            their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs. A
-            function of `autoreset_options` is called an episode earlier. `get_state`, `set_state` and `actor_rewards`
-            raise a ValueError. With `restart=` a slot whose worker has died goes on in its other env, after the
-            truncated end of the episode; without, after a reset of your own. It is not for `AutoresetMode.DISABLED`,
-            `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared statistics.
+            their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs,
+            or both (`spares=True`). A function of `autoreset_options` is called an episode earlier. `get_state`,
+            `set_state` and `actor_rewards` raise a ValueError. With `restart=` a slot whose worker has died goes on in
+            its other env, after the truncated end of the episode; without, after a reset of your own. It is not for
+            `AutoresetMode.DISABLED`, `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared
+            statistics.
 
     Attributes:
         num_envs: the number of slots.
@@ -1006,7 +1007,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
     # ------------------------------------------------------------ methods, attributes and states of the envs
 
-    async def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    async def call(self, name: str, *args: Any, spares: bool = False, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env (or read an attribute), through its wrappers.
 
         If this is cancelled, the envs run it all the same, and the results are dropped.
@@ -1014,19 +1015,23 @@ class AsyncVectorEnv(Traced, AsyncResource):
         Args:
             name: the name of the method or attribute, anywhere in the stack of wrappers.
             *args: positional arguments of the method.
+            spares: with `spare_envs=True`, call both envs of each slot. The call of an env that is being reset is made
+                after the reset. (`call_at` passes a keyword of this name to the method.)
             **kwargs: keyword arguments of the method.
 
         Returns:
-            One result a slot.
+            One result a slot: that of the env whose episode runs. With `spares` it is a pair: that of the slot's first
+            env, and that of the one for which `is_spare_env()` was True, whichever runs the episode.
 
         Raises:
+            ValueError: if `spares` is True and there are no spare envs.
             PendingCallError: if a slot has a request in flight. Nothing was sent.
             EnvError: if an env raised; `error.partial` has the results of the others.
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed. The envs run it all the same, and the results are dropped.
         """
         self._check_running()
-        return await self._calls.call(name, args, kwargs)
+        return await self._calls.call(name, args, kwargs, spares=spares)
 
     @overload
     async def call_at(self, slots: int, name: str, /, *args: Any, **kwargs: Any) -> Any: ...
@@ -1053,10 +1058,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._check_running()
         return await self._calls.call_at(slots, name, args, kwargs)
 
-    async def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Read an attribute of every env; otherwise as `call`."""
+    async def get_attr(self, name: str, *, spares: bool = False) -> tuple[Any, ...]:
+        """Read an attribute of every env, or with `spares` of both envs of each slot; otherwise as `call`."""
         self._check_running()
-        return await self._calls.get_attr(name)
+        return await self._calls.get_attr(name, spares=spares)
 
     async def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env. If this is cancelled, it is set all the same.

@@ -262,7 +262,13 @@ class Backend(Protocol):
     # ------------------------------------------------------------ beside steps
 
     async def call_service(
-        self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]
+        self,
+        slots: Iterable[int] | None,
+        what: str,
+        method: str,
+        arguments: Callable[[list[int]], tuple[Any, ...]],
+        *,
+        spares: bool = False,
     ) -> tuple[Any, ...]:
         """Call a method of the services that hold the envs, for some slots (None: all).
 
@@ -271,9 +277,11 @@ class Backend(Protocol):
             what: the user's call, for errors.
             method: the name of the method.
             arguments: makes the method's arguments, after the rows, for the slots of one service.
+            spares: call both envs of each slot; only where there are spare envs. `arguments` gets `num_envs + slot` for
+                a slot's second env.
 
         Returns:
-            One result a slot, in ascending order of slots.
+            One result a slot, in ascending order of slots; with `spares` a pair.
         """
 
     def model_field(self, name: str) -> npt.NDArray[Any]:

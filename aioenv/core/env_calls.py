@@ -40,10 +40,17 @@ class EnvCalls:
 
     # ------------------------------------------------------------ methods and attributes
 
-    async def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    async def call(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, spares: bool = False
+    ) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute."""
+        self._check_spares("call", spares)
         with self._clock.envs:
-            return await call_envs(self._backend, None, name, args, kwargs)
+            return await call_envs(self._backend, None, name, args, kwargs, spares=spares)
+
+    def _check_spares(self, what: str, spares: bool) -> None:
+        if spares and self._backend.spares is None:
+            raise ValueError(f"{what}: spares=True: this vector env has no spare envs (spare_envs=True)")
 
     async def call_at(
         self, slots: int | Iterable[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -57,10 +64,11 @@ class EnvCalls:
             results = await call_envs(self._backend, numbers, name, args, kwargs)
         return results[0] if one else in_order(numbers, results)
 
-    async def get_attr(self, name: str) -> tuple[Any, ...]:
+    async def get_attr(self, name: str, *, spares: bool = False) -> tuple[Any, ...]:
         """Read an attribute of every env."""
+        self._check_spares("get_attr", spares)
         with self._clock.envs:
-            return await call_envs(self._backend, None, name, (), {}, what="get_attr")
+            return await call_envs(self._backend, None, name, (), {}, what="get_attr", spares=spares)
 
     async def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env."""
@@ -166,6 +174,8 @@ async def call_envs(
     args: tuple[Any, ...],
     kwargs: Any,
     what: str = "call",
+    *,
+    spares: bool = False,
 ) -> tuple[Any, ...]:
     """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots.
 
@@ -176,12 +186,15 @@ async def call_envs(
         args: positional arguments of the method.
         kwargs: its keyword arguments.
         what: the user's call, for errors.
+        spares: whether to call both envs of each slot.
 
     Raises:
         TypeError: if the name is no string.
     """
     _check_name(what, name)
-    return await backend.call_service(slots, f"{what}({name!r})", "call_envs", lambda _: (name, args, kwargs))
+    return await backend.call_service(
+        slots, f"{what}({name!r})", "call_envs", lambda _: (name, args, kwargs), spares=spares
+    )
 
 
 async def set_attr(backend: Backend, name: str, values: Any) -> None:
@@ -195,7 +208,7 @@ async def set_attr(backend: Backend, name: str, values: Any) -> None:
     each = spread_values(values, backend.num_envs)
 
     def arguments(numbers: list[int]) -> tuple[Any, ...]:
-        return name, [each[number] for number in numbers]
+        return name, [each[number % len(each)] for number in numbers]  # both envs of a slot get its value
 
     await backend.call_service(None, f"set_attr({name!r})", "set_attr", arguments)
 

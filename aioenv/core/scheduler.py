@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -591,11 +591,19 @@ class RequestScheduler:
         return self.worker_pool.model_fields.field(name)
 
     async def call_service(
-        self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]
+        self,
+        slots: Iterable[int] | None,
+        what: str,
+        method: str,
+        arguments: Callable[[list[int]], tuple[Any, ...]],
+        *,
+        spares: bool = False,
     ) -> tuple[Any, ...]:
         """Call a method of the workers' services for some slots (see `Backend.call_service`)."""
-        # attributes are the same in both envs of a slot; anything else is asked of the one whose episode runs
-        return await call_workers(self, slots, what, method, arguments, spares=method == "set_attr")
+        whose: Literal["none", "both", "living"] = "both" if spares else "none"
+        if method == "set_attr" and self.spares is not None:  # attributes are the same in both envs of a slot
+            whose = "living"
+        return await call_workers(self, slots, what, method, arguments, spares=whose)
 
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
         """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""

@@ -7,7 +7,7 @@ import mmap
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import CallRequest, dump, load
 from aioenv.process.async_resource import internal_task
+from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.state.model_edits import FieldPlace
 
 if TYPE_CHECKING:
@@ -40,26 +41,30 @@ async def call_workers(
     method: str,
     arguments: Any,
     *,
-    spares: bool = False,
+    spares: Literal["none", "both", "living"] = "none",
 ) -> tuple[Any, ...]:
     """Call a method of the workers' services for some slots (see `Backend.call_service`).
 
     Args:
         what: the user's call, for errors.
-        arguments: returns the arguments of the method after the rows, for the slots of one worker.
-        spares: whether to call spare envs, too; their results are dropped.
+        arguments: returns the arguments of the method after the rows, for the numbers of one worker.
+        spares: "both": call both envs of each slot. A slot's second env has the number `num_envs + slot`, and the
+            result of a slot is a pair. "living": likewise, but slots go on without spare envs whose workers are gone.
     """
     numbers = np.sort(scheduler.table.slot_numbers(slots))
     scheduler.table.check_call(numbers, what)
     shares: list[tuple[WorkerSlots, list[int]]] = []
-    for member in scheduler.worker_pool.members:
-        mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
-        if mine:
-            shares.append((member, mine))
-    alive: list[WorkerSlots] = []
-    if spares and scheduler.spares is not None:  # first: the results of the others count
-        alive = scheduler.spares.living(numbers.tolist())
-        shares = [*((member, [member.start]) for member in alive), *shares]
+    optional: list[WorkerSlots] = []
+    n = scheduler.num_envs
+    if spares == "none":
+        shares = [(member, mine.tolist()) for member, mine in scheduler.worker_pool.shares(numbers)]
+    else:
+        assert scheduler.spares is not None
+        for slot in numbers.tolist():
+            if spares == "living":
+                optional.append(scheduler.spares.spare_of(slot))
+            both = enumerate(scheduler.spares.both_of(slot))
+            shares += [(m, [slot + n * i]) for i, m in both if m not in optional or m.worker.state in ACCEPTS_REQUESTS]
     if scheduler.restarter is not None:
         await scheduler.timeouts.wait_for_restarts(what, [member for member, _ in shares])
         scheduler.check_open()
@@ -67,7 +72,7 @@ async def call_workers(
     # all calls are sent before anything is awaited: so a cancelled call was made in every env, or in none
     try:
         calls = [
-            dump(CallRequest(method, ([s - m.start for s in mine], *arguments(mine)), {}), m.worker.definitions)
+            dump(CallRequest(method, ([i % n - m.start for i in mine], *arguments(mine)), {}), m.worker.definitions)
             for m, mine in shares
         ]
     except Exception as exc:
@@ -79,30 +84,32 @@ async def call_workers(
     results: dict[int, Any] = {}
     errors: list[SlotError] = []
     for (member, mine), reply in zip(shares, replies, strict=True):
-        if isinstance(reply, WorkerDied) and member in alive:
+        if isinstance(reply, WorkerDied) and member in optional:
             continue  # its slot goes on without it
         if isinstance(reply, SlotError):
-            reply.concern(tuple(mine))
+            reply.concern(tuple(i % n for i in mine))
             errors.append(reply)
             continue
         if isinstance(reply, BaseException):
             raise reply
         if reply.kind is Kind.FAILURE:
             error = member.worker.env_error(load(reply.payload))
-            error.concern(tuple(mine))
+            error.concern(tuple(i % n for i in mine))
             errors.append(error)
             continue
         values, failures = load(reply.payload)
-        for slot, data in zip(mine, values, strict=True):
+        for i, data in zip(mine, values, strict=True):
             try:
-                results[slot] = load(data) if data else None
+                results[i] = load(data) if data else None
             except WireError as exc:
                 message = f"the result of {what} pickled in the worker, but here {exc}"
-                error = member.worker.parent_env_error(message, [slot])
+                error = member.worker.parent_env_error(message, [i % n])
                 error.__cause__ = exc.__cause__
                 errors.append(error)
         errors += [member.worker.env_error(failure) for failure in failures]
     partial = tuple(results.get(slot) for slot in numbers.tolist())
+    if spares != "none":
+        partial = tuple((results.get(slot), results.get(slot + n)) for slot in numbers.tolist())
     if errors:
         raise SlotError.join(errors, partial)
     return partial

@@ -61,6 +61,7 @@ class _Slot:
         slot: its number.
         live: as given; its worker is always the one whose env runs the episode.
         spare: the other worker.
+        both: the workers of the first and the second env, in objects that do not change.
         number: the number of the episode that the spare env begins.
         prepared: the reset of the spare env, whose reply may not be in; None: there is none.
         taken: that reset, once the env has taken its place, while its reply is not in; None otherwise.
@@ -76,6 +77,7 @@ class _Slot:
 
     __slots__ = (
         "_current",
+        "both",
         "held",
         "last",
         "live",
@@ -98,6 +100,7 @@ class _Slot:
         self.live = live
         self.spare = second
         self._current = WorkerSlots(live.worker, live.start, live.stop, live.schemas)
+        self.both = self._current, second
         self.number = 0
         self.prepared: BatchRequest | None = None
         self.taken: BatchRequest | None = None
@@ -413,10 +416,13 @@ class SpareEnvs:
         both = self._slots[slot].live, self._slots[slot].spare
         return any(_accepts(member) or self._is_restarting(member.worker) for member in both)
 
-    def living(self, slots: Sequence[int]) -> list[WorkerSlots]:
-        """Return the spare workers of these slots that are alive."""
-        each = (self._slots[slot].spare for slot in slots)
-        return [member for member in each if _accepts(member)]
+    def both_of(self, slot: int) -> tuple[WorkerSlots, WorkerSlots]:
+        """Return the workers of a slot's first and second env, whichever runs the episode."""
+        return self._slots[slot].both
+
+    def spare_of(self, slot: int) -> WorkerSlots:
+        """Return the worker of the env of a slot that runs no episode."""
+        return self._slots[slot].spare
 
     def note_death(self, worker: Worker) -> None:
         """Note that a worker has ended, and is not restarted: its slot goes on in the other env, if that is alive."""

@@ -634,9 +634,10 @@ class _SnapshotWriter:
 
     def _emitter(self, after: DefinitionEmitter | None = None) -> tuple[DefinitionEmitter, list[pickle.PickleBuffer]]:
         large: list[pickle.PickleBuffer] = []
+        share = self._memory is not None  # not `self` in the closure: a cycle would keep everything that was pickled
 
         def on_buffer(buffer: pickle.PickleBuffer) -> bool:
-            if self._memory is None or buffer.raw().nbytes < _LARGE_BUFFER:
+            if not share or buffer.raw().nbytes < _LARGE_BUFFER:
                 return True  # it stays in the pickle
             large.append(buffer)
             return False

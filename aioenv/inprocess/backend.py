@@ -772,7 +772,13 @@ class InProcessBackend:
     # ------------------------------------------------------------ calls
 
     async def call_service(
-        self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]
+        self,
+        slots: Iterable[int] | None,
+        what: str,
+        method: str,
+        arguments: Callable[[list[int]], tuple[Any, ...]],
+        *,
+        spares: bool = False,
     ) -> tuple[Any, ...]:
         """Call a method of `VectorCalls` (see `Backend.call_service`), on the env's thread if it has one.
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -34,6 +34,9 @@ from aioenv.errors import (
 from aioenv.process.launch import START_METHODS
 from aioenv.sync.blocking import BlockingStep, BlockingVectorEnv
 from aioenv.sync.portal import PortalCall
+
+if TYPE_CHECKING:
+    from aioenv.process.remote import Cluster
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv"]
 
@@ -142,6 +145,8 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             Default: as many as this process may use CPUs, at most one a slot. Envs that sleep (on a network, on a
             simulator of their own), or that allow only one a process, need `num_workers=len(env_fns)`, as Gymnasium
             has it. A warning says so if the workers are idle in the first second of steps.
+        cluster: the machines on which the workers are placed, `num_workers` of them (see `aioenv.AsyncVectorEnv`);
+            None: this one.
 
     Raises:
         ValueError: if an argument has a wrong value, if `worker` is given, or if an observation space is of a kind of
@@ -165,7 +170,8 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
         *,
-        num_workers: int | None = None,
+        num_workers: int | Sequence[int] | None = None,
+        cluster: Cluster | Sequence[Cluster | None] | None = None,
     ) -> None:
         if worker is not None:
             raise ValueError(
@@ -173,6 +179,8 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
                 "its work into a wrapper of each env, or stay with gymnasium.vector.AsyncVectorEnv"
             )
         check_max_concurrency(max_concurrency)
+        if cluster is not None and max_concurrency is not None:
+            raise ValueError("max_concurrency: not with cluster=, where num_workers says how many envs run at a time")
         self.env_fns = env_fns
         self.shared_memory = shared_memory
         self.copy = copy
@@ -183,21 +191,26 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         self.max_concurrency = max_concurrency
         self._state = AsyncState.DEFAULT
         self._pending: PortalCall | BlockingStep | None = None
-        num_workers = check_num_workers(num_workers, max(len(env_fns), 1))
+        if cluster is None:
+            workers = check_num_workers(cast("int | None", num_workers), max(len(env_fns), 1))
+            num_workers = workers if max_concurrency is None else min(workers, int(max_concurrency))
         # typed as any str, like Gymnasium's arguments
         words: dict[str, Any] = {"start": start_method(context), "observation_mode": observation_mode}
         words["autoreset_mode"] = autoreset_mode
         envs = vector_env.AsyncVectorEnv(
             env_fns,
-            num_workers=num_workers if max_concurrency is None else min(num_workers, int(max_concurrency)),
+            num_workers=num_workers,
+            cluster=cluster,
             copy=copy,
             start_timeout_s=_START_TIMEOUT_S,
             **words,
         )
         envs._must_reset = False
         self._start_envs(envs, cast=shared_memory)
-        pids = [worker.pid for worker in self.workers if worker.pid is not None]
-        self._sleep_detector = SleepDetector(pids, self.num_envs) if len(pids) < self.num_envs else None
+        pids = [worker.pid for worker in self.workers if worker.pid is not None and not worker.node]
+        self._sleep_detector = (
+            SleepDetector(pids, self.num_envs) if cluster is None and len(pids) < self.num_envs else None
+        )
         if shared_memory:
             try:
                 check_shareable(self.single_observation_space)

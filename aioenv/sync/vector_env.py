@@ -302,9 +302,13 @@ class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  
         """Whether images are drawn beside the steps (`render=`)."""
         return self._envs.draws_beside
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: Any, spares: bool = False, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute (see `AsyncVectorEnv.call`)."""
-        return self._portal.call(self._envs.call, name, *args, **kwargs)
+        return self._portal.call(self._envs.call, name, *args, spares=spares, **kwargs)
+
+    def get_attr(self, name: str, *, spares: bool = False) -> tuple[Any, ...]:
+        """Read an attribute of every env (see `AsyncVectorEnv.get_attr`)."""
+        return self._portal.call(self._envs.get_attr, name, spares=spares)
 
     @overload
     def call_at(self, slots: int, name: str, /, *args: Any, **kwargs: Any) -> Any: ...

@@ -178,6 +178,20 @@ def normalized(stats):
     return NormalizeObservation(gym.make("CartPole-v1"), stats)
 
 
+def test_the_blocking_classes_take_a_cluster():
+    with aioenv.sync.make_vec("CartPole-v1", 2, num_workers=2, cluster=LocalCluster(2)) as envs:
+        obs, _ = envs.reset(seed=0)
+        assert [worker.node for worker in envs.workers] == ["node 0", "node 1"]
+    drop_in = aioenv.sync.AsyncVectorEnv(
+        [partial(gym.make, "CartPole-v1")] * 2, num_workers=[1, 1], cluster=[None, LocalCluster()]
+    )
+    np.testing.assert_array_equal(drop_in.reset(seed=0)[0], obs)
+    assert [worker.node for worker in drop_in.workers] == ["", "node 0"]
+    drop_in.close()
+    with pytest.raises(ValueError, match="max_concurrency"):
+        aioenv.sync.AsyncVectorEnv([Talks], max_concurrency=1, num_workers=1, cluster=LocalCluster())
+
+
 class TellsItsSeed(gym.Env):
     """Episodes of three steps, whose observation is their seed."""
 
