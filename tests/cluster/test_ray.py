@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import re
+import signal
 import time
 
 import gymnasium as gym
@@ -12,13 +15,15 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import aioenv
+from aioenv.process import remote
 from aioenv.testing import VectorEnvContract
+from tests.kits.cluster_kit import LIMIT_S, Play, again, kill_driver, refused, resumed
 from tests.kits.compare import assert_same
 from tests.kits.process_kit import run_alone
 
 ray = pytest.importorskip("ray")
 
-from tests.kits.ray_kit import nothing_left_on_ray, on_ray, ray_of, raylet_of  # noqa: E402
+from tests.kits.ray_kit import agent_pid, left_on_ray, nothing_left_on_ray, on_ray, ray_of, raylet_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")  # of Ray's own
 
@@ -166,6 +171,56 @@ async def test_a_cancelled_start_leaves_nothing():
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
+
+
+# ---------------------------------------------------------------- faults
+
+
+@again
+@resumed
+@pytest.mark.asyncio
+async def test_an_actor_is_killed(again, resume, record_property):
+    async with Play(on_ray(), 2, resume) as play:
+        os.kill(agent_pid(play.envs.workers[0]), signal.SIGKILL)
+        message = "on node [0-9a-f]{8} .* is lost: the connection to its agent has ended"
+        await play.held(message, record_property, "actor of Ray killed")
+
+
+@again
+@resumed
+@pytest.mark.asyncio
+async def test_a_raylet_is_killed(nodes, again, resume, record_property):
+    nodes.add_node(num_cpus=8)  # as room for the worker of the other
+    head = ray.get_runtime_context().get_node_id()[:8]
+    async with Play(on_ray(strategy="STRICT_SPREAD"), 2, resume) as play:
+        play.victim = next(number for number, worker in enumerate(play.envs.workers) if head not in worker.node)
+        lost = play.envs.workers[play.victim]
+        killing = asyncio.to_thread(nodes.remove_node, raylet_of(nodes, lost), allow_graceful=False)
+        killing = asyncio.ensure_future(killing)
+        message = f"on {re.escape(lost.node)}.* is lost: the connection to its agent has ended"
+        # the worker is replaced once Ray has noticed that the node is dead
+        await play.held(message, record_property, "raylet killed", LIMIT_S + 10 * resume)
+        await killing
+        if resume:
+            assert play.envs.workers[play.victim].node != lost.node
+
+
+@again
+def test_the_parent_is_killed(nodes, again, record_property):
+    kill_driver(
+        nodes.address, ray.util.get_node_ip_address(), record_property, "parent of workers on Ray killed", left_on_ray
+    )
+
+
+@pytest.mark.asyncio
+async def test_versions_differ(record_property, monkeypatch):
+    ours = {**remote.versions(), "mujoco": "0.1"}
+    monkeypatch.setattr(remote, "versions", lambda: ours)
+    message = r"a worker on node [0-9a-f]{8} .* has other versions than this process:\n(.*\n)+  mujoco +\d\S+ +0.1 +<-"
+    await refused(on_ray(), message, record_property, "version skew, on Ray", 30.0)  # to start an actor takes long
+
+
+# ---------------------------------------------------------------- Ray's own life
 
 
 LIFETIMES = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,11 @@ from ray.util import placement_group_table
 
 import aioenv
 from aioenv.testing.leak_check import Resources
-from tests.kits.process_kit import has_ended, sockets_on
+from tests.kits.cluster_kit import PORTS, left_here
+from tests.kits.process_kit import has_ended
 
 # Ray notices a dead node 1.5 s after its end, not after 15
 QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-# our own ports, so that they can be told from Ray's; each test process has its own
-PORTS = range(20_000 + os.getpid() % 100 * 100, 20_100 + os.getpid() % 100 * 100)
 
 
 @contextmanager
@@ -60,7 +58,7 @@ def left_on_ray() -> list[str]:
     left = [f"actor, {actor['State']}" for actor in ours if actor["State"] != "DEAD"]
     left += [f"placement group, {group['state']}" for group in groups if group["state"] != "REMOVED"]
     left += [f"process of an actor, {actor['Pid']}" for actor in ours if actor["Pid"] and not has_ended(actor["Pid"])]
-    return left + sockets_on(PORTS)
+    return left + left_here()
 
 
 @contextmanager
