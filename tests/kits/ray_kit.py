@@ -17,14 +17,15 @@ from aioenv.testing.leak_check import Resources
 from tests.kits.cluster_kit import PORTS, left_here
 from tests.kits.process_kit import has_ended
 
-# Ray notices a dead node 1.5 s after its end, not after 15
-QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+# Ray notices a dead node 5 s after its end, not after 15
+QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+HEAD = {"include_dashboard": False, "_system_config": QUICK}  # a dashboard takes ten processes
 
 
 @contextmanager
 def ray_of(num_nodes: int, num_cpus: int = 8) -> Iterator[Cluster]:
     """Start a Ray of so many nodes, and connect this process to it."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, "_system_config": QUICK})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, **HEAD})
     try:
         for _ in range(num_nodes - 1):
             cluster.add_node(num_cpus=num_cpus)
