@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
     from aioenv.cluster.ray import RayCluster as RayCluster
+    from aioenv.collector.collected import CollectedRollout as CollectedRollout
+    from aioenv.collector.collected import CollectorStats as CollectorStats
+    from aioenv.collector.rollout_collector import RolloutCollector as RolloutCollector
     from aioenv.core.results import Ready as Ready
     from aioenv.core.results import ResetResult as ResetResult
     from aioenv.core.results import SlotStep as SlotStep
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from aioenv.errors import OutOfStepError as OutOfStepError
     from aioenv.errors import PausedError as PausedError
     from aioenv.errors import PendingCallError as PendingCallError
+    from aioenv.errors import PolicyError as PolicyError
     from aioenv.errors import RenderError as RenderError
     from aioenv.errors import RenderTimeout as RenderTimeout
     from aioenv.errors import ResetNeededError as ResetNeededError
@@ -96,10 +100,10 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "ActionError", "AioenvError", "ArgumentError", "ClosedError", "EnvError", "EpisodesDone", "LoopError",
-    "NestedProcessError", "NoAsyncCallError", "NumericsError",
-    "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
-    "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
-    "StartTimeout", "StepTimeout", "UnsendableError", "VersionError", "WireError", "WorkerDied", "WorkerStartError",
+    "NestedProcessError", "NoAsyncCallError", "NumericsError", "OutOfStepError",
+    "PausedError", "PendingCallError", "PolicyError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError",
+    "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning", "StartTimeout",
+    "StepTimeout", "UnsendableError", "VersionError", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {
@@ -114,6 +118,8 @@ _HOME = {
     "Episode": "aioenv.rollout.numbered_episodes",
     **dict.fromkeys(("Evaluation", "evaluate"), "aioenv.loops.evaluate"),
     "Rollout": "aioenv.rollout.recorder",
+    "RolloutCollector": "aioenv.collector.rollout_collector",
+    **dict.fromkeys(("CollectedRollout", "CollectorStats"), "aioenv.collector.collected"),
     "Stats": "aioenv.core.waits",
     "NativeMujocoEnv": "aioenv.native.mujoco_env",
     "NativeVectorEnv": "aioenv.native_vector_env",

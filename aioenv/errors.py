@@ -32,6 +32,7 @@ __all__ = [
     "OutOfStepError",
     "PausedError",
     "PendingCallError",
+    "PolicyError",
     "RenderError",
     "RenderTimeout",
     "ResetNeededError",
@@ -304,6 +305,23 @@ class EnvError(SlotError):
     The original exception is `__cause__`, with its own causes, contexts and members. Attributes that do not pickle are
     left out, and a note says so. If its class can't be sent, `__cause__` is None, and a note gives the reason.
     """
+
+
+class PolicyError(SlotError):
+    """The policy of a `RolloutCollector` raised; `slots` are those of the collector.
+
+    The original exception is `__cause__`, as for an `EnvError`.
+    """
+
+    @classmethod
+    def of(cls, error: SlotError) -> Self:
+        """Make it of the error of a whole collector."""
+        how = {"slots": error.slots, "pid": error.pid, "traceback": error.traceback, "stderr": error.stderr}
+        made = cls(f"the policy of {error}", **how)  # type: ignore[arg-type]
+        made.__cause__ = error.__cause__
+        for note in getattr(error, "__notes__", ()):
+            made.add_note(note)
+        return made
 
 
 class WorkerDied(SlotError, EOFError):

@@ -175,11 +175,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
             discards the episode that the other one had begun. Its seed is that of the first env; the second one gets
             `numpy.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0] >> 2`. With a `seed_plan` both take
             their seeds from the plan. `set_attr` reaches both envs, `call` and `get_attr` the one whose episode runs,
-            or both (`spares=True`). A function of `autoreset_options` is called an episode earlier. `get_state`,
-            `set_state` and `actor_rewards` raise a ValueError. With `restart=` a slot whose worker has died goes on in
-            its other env, after the truncated end of the episode; without, after a reset of your own. It is not for
-            `AutoresetMode.DISABLED`, `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared
-            statistics.
+            or both (`spares=True`). A function of `autoreset_options` is called an episode earlier. `actor_rewards`
+            raises a ValueError. With `restart=` a slot whose worker has died goes on in its other env, after the
+            truncated end of the episode; without, after a reset of your own. It is not for `AutoresetMode.DISABLED`,
+            `debug=`, `RestartPolicy(resume=True)`, `transport="shared"` and shared statistics.
 
     Attributes:
         num_envs: the number of slots.
@@ -1097,6 +1096,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         or a wrapper that Gymnasium does not have, must have `get_state()` and `set_state(state)`. If this is cancelled,
         no state is changed.
 
+        With `spare_envs=True` a state has both envs of its slot, and which of them runs the episode. It also has the
+        first observation and info of the episode that the other one has begun, and its number in `seed_plan` and
+        `autoreset_options`. A reset that is under way is waited for. Such a state is for vector envs with spare envs
+        and the same observation space.
+
         Args:
             slots: slot numbers, None for all.
 
@@ -1105,15 +1109,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Raises:
             ResumeError: if an env's state can't be read; the message names the wrapper or env that has no such methods.
+                With spare envs also if a slot's next episode can't begin, or its episode was lost with its worker.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
-        self._refuse_with_spares("get_state", "a slot has two envs, and two states")
         return await self._calls.get_state(slots)
-
-    def _refuse_with_spares(self, name: str, why: str) -> None:
-        if self._config.spares:
-            raise ValueError(f"{name}: not with spare_envs=True, so far: {why}")
 
     async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
         """Set the states of envs to those of `get_state` or `aioenv.load`, from any slot, worker or process.
@@ -1131,11 +1131,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         Raises:
             ValueError: if there are more or fewer states than slots.
             TypeError: if one is not an `EnvState`.
-            ResumeError: if one is of another kind of env; its slot keeps its state, and the others' states are set.
+            ResumeError: if one is of another kind of env; its slot keeps its state, and the others' states are set. If
+                one is of a slot with spare envs and there are none here, or the reverse; then none is set.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
-        self._refuse_with_spares("set_state", "a slot has two envs, and two states")
         await self._calls.set_state(states, slots)
 
     # ------------------------------------------------------------ envs of several actors
@@ -1154,7 +1154,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
             PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         self._check_running()
-        self._refuse_with_spares("actor_rewards", "where an episode begins, the last rewards are the other env's")
+        if self._config.spares:
+            raise ValueError(
+                "actor_rewards: not with spare_envs=True, so far: where an episode begins, the last rewards are the "
+                "other env's"
+            )
         return await self._calls.actor_rewards()
 
     async def actor_ids(self, *, same_step: bool = True) -> tuple[ActorID, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioenv.cli.bench import load_mark
+from benchmarks.collectors import COLLECTOR_ENVS
 from benchmarks.rows import AWAITED, CHEAP_ENVS, CHEAP_TASKS, MUJOCO_GOALS, MUJOCO_MORE, RAW
 
 __all__ = ["Goal", "goals", "judge", "print_goals"]
@@ -160,6 +161,10 @@ def goals(cpus: int) -> list[Goal]:
         found.append(Goal(f"resets {what}, spare envs, x resets that take no time", 0.9, 0.9, hidden))
     recv = _ratio("resets-sleeping", "aioenv-recv", "bare")
     found.append(Goal("resets as long as an episode, recv, x bare processes", 0.92, 0.92, recv))
+    for key, env in COLLECTOR_ENVS.items():
+        for kind in ("", "-torch"):
+            handed = _ratio(key, f"aioenv{kind}", f"processes{kind}")
+            found.append(Goal(f"{env} x 64, collectors{kind}, x plain processes", 0.93, 0.93, handed))
     for n, bar in ((1, 1.0), (4, 1.15), (8, 1.2), (16, 1.2), (64, 1.2)):
         here = _ratio(f"cheap-cartpole-{n}", "aioenv-in-process", "gymnasium-sync")
         found.append(Goal(f"CartPole-v1 x {n}, num_workers=0, x Sync", bar, bar, here))

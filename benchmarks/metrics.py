@@ -30,6 +30,7 @@ from aioenv.process.launch import START_METHODS
 from aioenv.stats.running import SharedRunningStats
 from aioenv.stats.sharing import can_share
 from benchmarks import contenders
+from benchmarks.collectors import COLLECTED_KEYS, by_collectors, by_processes
 from benchmarks.images import (
     IMAGES_PER_S,
     QUALITIES,
@@ -499,6 +500,20 @@ METRICS: dict[str, Metric] = {
         LOOP_TIME_KEYS,
         {"aioenv-asyncio": loop_time},
         {},
+        env="CartPole-v1",
+        num_envs=64,
+    ),
+    "collectors": Metric(
+        "Rollouts with a policy: collectors, and as many plain processes that keep their rollouts to themselves",
+        COLLECTED_KEYS,
+        {
+            "processes": partial(by_processes, False),
+            "aioenv": partial(by_collectors, False, 0),
+            "aioenv-prefetch": partial(by_collectors, False, 1),
+            "processes-torch": partial(by_processes, True),
+            "aioenv-torch": partial(by_collectors, True, 0),
+        },
+        {"x processes": "processes", "x processes-torch": "processes-torch"},
         env="CartPole-v1",
         num_envs=64,
     ),

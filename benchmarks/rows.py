@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aioenv.cli.contenders import MAX_PROCESSES
+from benchmarks.collectors import COLLECTOR_ENVS
 from benchmarks.contenders import CONTENDERS
 from benchmarks.metrics import METRICS
 from benchmarks.resets import LONGER, RESET_ENVS
@@ -38,7 +39,7 @@ MUJOCO_MORE = (
     "Walker2d",
 )
 # Metrics that take as long as the clock runs.
-CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time")
+CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time", "collectors")
 SLOW_METRICS = ("memory", "pool-exact", "render-workers")
 RESET_ROWS = {f"resets-{env.removesuffix('Resets-v0').lower()}": env for env in RESET_ENVS}
 COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -110,7 +111,8 @@ def _rows() -> Iterable[Row]:
             yield Row(f"cheap-{name}-{n}", env, n, CHEAP, metric="cheap", quick=n in (1, 8))
     for name, metric in METRICS.items():
         measures = tuple(metric.measures)
-        for key, env in (RESET_ROWS if name == "resets" else {name: metric.env}).items():
+        envs = {"resets": RESET_ROWS, "collectors": COLLECTOR_ENVS}.get(name, {name: metric.env})
+        for key, env in envs.items():
             yield Row(key, env, metric.num_envs, measures, metric=name, quick=name not in SLOW_METRICS)
 
 

@@ -25,8 +25,10 @@ from aioenv.process import launch  # noqa: E402
 from aioenv.process.channel import CHANNELS  # noqa: E402
 from aioenv.process.environment import worker_environment  # noqa: E402
 from aioenv.process.forkserver import AVAILABLE, ForkServer  # noqa: E402
+from aioenv.rendering.backends import backend_environment  # noqa: E402
 from aioenv.spaces import layout  # noqa: E402
 from aioenv.worker import worker_context  # noqa: E402
+from tests.kits.sampling import sample  # noqa: E402
 from tests.kits.version_kit import NO_BATCH, lacks_batch, version_of  # noqa: E402
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
@@ -88,36 +90,53 @@ def pytest_make_collect_report(collector):
     return _skipped((yield), getattr(collector, "path", ""))
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items):
+    """Mark as stress runs the cells of sampled tests that the sample leaves out."""
+    grids = {}
+    for item in items:
+        if (mark := item.get_closest_marker("sampled")) and item.get_closest_marker("stress") is None:
+            grids.setdefault((item.path, item.originalname, mark.args), []).append(item)
+    for (_, _, args), cells in grids.items():
+        values = [{name: repr(value) for name, value in item.callspec.params.items()} for item in cells]
+        kept = set(sample(values, *args))
+        for number, item in enumerate(cells):
+            if number not in kept:
+                item.add_marker(pytest.mark.stress)
+
+
 def pytest_collection_finish():
     """Thousands of tests are in memory from here on: a test that collects garbage shall not go through them all."""
     gc.freeze()
 
 
-class KeptServer:
-    """A fork server that one test leaves to the next: to start one takes as long as all else that a test does."""
+class KeptServers:
+    """Fork servers that one test leaves to the next: to start one takes as long as all else that a test does."""
 
     def __init__(self) -> None:
-        self._server: ForkServer | None = None
+        self._servers: dict[str | None, ForkServer] = {}
 
-    def keep(self) -> None:
-        """Have it run; there is a new one if a test has ended it."""
-        if self._server is not None and self._server.alive and self._server in ForkServer._servers.values():
-            return
-        self.end()
+    def keep(self, backend: str | None = None) -> None:
+        """Have one run, for render workers if there is a backend; there is a new one if a test has ended it."""
+        server = self._servers.get(backend)
+        if server is not None:
+            if server.alive and server in ForkServer._servers.values():
+                return
+            self._servers.pop(backend).abandon()
         if AVAILABLE:
-            self._server = ForkServer.acquire(worker_environment(None), selects_opengl=False)
+            environ = worker_environment(None if backend is None else backend_environment(backend))
+            self._servers[backend] = ForkServer.acquire(environ, selects_opengl=backend is not None)
 
     def end(self) -> None:
-        """Let go of it."""
-        if self._server is not None:
-            self._server.abandon()
-            self._server = None
+        """Let go of them."""
+        while self._servers:
+            self._servers.popitem()[1].abandon()
 
 
 @pytest.fixture(scope="session")
 def fork_server():
-    """The kept one, of every test that does not ask for `own_fork_server`."""
-    kept = KeptServer()
+    """The kept ones, of every test that does not ask for `own_fork_server`."""
+    kept = KeptServers()
     yield kept
     kept.end()
 
@@ -134,9 +153,15 @@ def nothing_left_behind(request, fork_server, tmp_path, monkeypatch):
         fork_server.end()
     else:
         fork_server.keep()
+        if request.path.parent.name in ("rendering", "modders"):
+            fork_server.keep("egl")
     monkeypatch.chdir(tmp_path)
+    variables = set(os.environ)
     with leak_check():
         yield
+        # MuJoCo sets PYOPENGL_PLATFORM when it first draws, and each later test would start a fork server of its own
+        for name in os.environ.keys() - variables:
+            del os.environ[name]
 
 
 @pytest.fixture

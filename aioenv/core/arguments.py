@@ -117,13 +117,13 @@ def check_clusters(
         TypeError: if something is no cluster.
     """
     if not isinstance(cluster, (list, tuple)):
-        if isinstance(num_workers, Sequence):
+        if isinstance(num_workers, (list, tuple)):
             raise ValueError(f"num_workers: a list goes with a list of clusters, got {num_workers!r} and {cluster!r}")
         clusters: Sequence[Any] = [cluster]
         numbers: Sequence[Any] = [num_workers]
     else:
         clusters = cluster
-        if not isinstance(num_workers, Sequence) or len(num_workers) != len(cluster):
+        if not isinstance(num_workers, (list, tuple)) or len(num_workers) != len(cluster):
             raise ValueError(
                 f"num_workers: expected a list with the number of workers on each of {len(cluster)} clusters, got "
                 f"{num_workers!r}"

@@ -269,6 +269,7 @@ class Backend(Protocol):
         arguments: Callable[[list[int]], tuple[Any, ...]],
         *,
         spares: bool = False,
+        on_sent: Callable[[], None] | None = None,
     ) -> tuple[Any, ...]:
         """Call a method of the services that hold the envs, for some slots (None: all).
 
@@ -279,6 +280,7 @@ class Backend(Protocol):
             arguments: makes the method's arguments, after the rows, for the slots of one service.
             spares: call both envs of each slot; only where there are spare envs. `arguments` gets `num_envs + slot` for
                 a slot's second env.
+            on_sent: with `spares`: called as soon as all calls are sent, before anything else can be.
 
         Returns:
             One result a slot, in ascending order of slots; with `spares` a pair.

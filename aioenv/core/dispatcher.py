@@ -138,6 +138,7 @@ class Dispatcher:
                 complete=self._finish_reply,
                 history=self.history,
                 is_restarting=self.restarter.is_restarting if self.restarter is not None else lambda _: False,
+                start_restart=self.restarter.start_restart if self.restarter is not None else lambda *_: False,
             )
             table.can_go_on = self.spares.can_go_on
         # whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path

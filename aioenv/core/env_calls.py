@@ -12,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from aioenv.core.spare_states import check_kind, join_states, split_state
 from aioenv.envs import ActorID
 from aioenv.errors import OutOfStepError, ResumeError
+from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.state.snapshot import EnvState
 from aioenv.worker.vector_states import awaits_reset
 
 if TYPE_CHECKING:
     from aioenv.core.backend import Backend
+    from aioenv.core.spares import SpareEnvs, SpareState
     from aioenv.core.waits import Clock
 
 __all__ = ["EnvCalls", "call_envs", "in_order", "set_attr", "spread_values"]
@@ -79,27 +82,47 @@ class EnvCalls:
 
     async def get_state(self, slots: Iterable[int] | None) -> list[EnvState]:
         """Return the states of envs, in the order in which the slots were named."""
-        numbers = self._backend.table.slot_numbers(slots)
+        numbers, spares = self._backend.table.slot_numbers(slots), self._backend.spares
+        noted: dict[int, SpareState] = {}
+
+        def arguments(mine: list[int]) -> tuple[Any, ...]:  # called when all calls are about to be sent
+            if spares is None:
+                return ()
+            n = self._backend.num_envs
+            noted.update((number % n, spares.state_of(number % n)) for number in mine)
+            states = [(noted[number % n], number // n) for number in mine]
+            return ([state.prepared is not None and state.live != which for state, which in states],)
+
         with self._clock.envs:
-            replies = await self._backend.call_service(numbers, "get_state", "get_states", lambda _: ())
+            replies = await self._backend.call_service(
+                numbers, "get_state", "get_states", arguments, spares=spares is not None
+            )
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
+        if spares is not None:
+            by_slot = {slot: join_states(both, noted[slot]) for slot, both in by_slot.items()}
         _refuse_misfits(by_slot)
         return [EnvState(*by_slot[slot]) for slot in numbers.tolist()]
 
     async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None) -> None:
         """Bring envs into states that `get_state` gave."""
-        backend = self._backend
+        backend, spares = self._backend, self._backend.spares
         numbers = backend.table.slot_numbers(slots)
         states = list(states) if isinstance(states, Iterable) else [states]
         if strange := [state for state in states if not isinstance(state, EnvState)]:
             raise TypeError(f"set_state: expected EnvStates, as get_state gives them, got {strange[0]!r}")
         if len(states) != len(numbers):
             raise ValueError(f"set_state: got {len(states)} states for {len(numbers)} slots")
-        raw = {slot: (s.env_id, s.values, s.arrays) for slot, s in zip(numbers.tolist(), states, strict=True)}
+        given = dict(zip(numbers.tolist(), states, strict=True))
+        check_kind(given, spares=spares is not None)
+        raw = {slot: (s.env_id, s.values, s.arrays) for slot, s in given.items()}
+        replies: Sequence[Any]
         with self._clock.envs:
-            replies = await backend.call_service(
-                numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],)
-            )
+            if spares is None:
+                replies = await backend.call_service(
+                    numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],)
+                )
+            else:
+                replies = await self._set_both(spares, given)
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
         done = {slot: reply for slot, reply in by_slot.items() if not isinstance(reply, str)}
         backend.table.note_states(np.array(list(done), np.int64))
@@ -110,6 +133,36 @@ class EnvCalls:
         if backend.history is not None:
             backend.history.note_states({slot: (raw[slot], checkpoint) for slot, checkpoint in done.items()})
         _refuse_misfits(by_slot)
+
+    async def _set_both(self, spares: SpareEnvs, given: dict[int, EnvState]) -> list[Any]:
+        """Set the states of both envs of slots; return for each slot why one was refused, or None.
+
+        What the slots depend on beside them is set when the states are sent: so later steps find all of it, or nothing.
+        """
+        n = self._backend.num_envs
+        parts = {slot: split_state(state) for slot, state in given.items()}
+        before: dict[int, tuple[SpareState, Any]] = {}
+
+        def restore() -> None:
+            for slot, (_, state, prepared) in parts.items():
+                if all(member.worker.state in ACCEPTS_REQUESTS for member in spares.both_of(slot)):
+                    old = spares.state_of(slot)
+                    before[slot] = old, spares.restore(slot, state, prepared=prepared)
+
+        replies = await self._backend.call_service(
+            list(parts),
+            "set_state",
+            "set_states",
+            lambda mine: ([parts[i % n][0][i // n] for i in mine],),
+            spares=True,
+            on_sent=restore,
+        )
+        refused = [[text for text in both if isinstance(text, str)] for both in replies]
+        for slot, texts in zip(sorted(parts), refused, strict=True):
+            if texts:
+                old, request = before[slot]
+                spares.revert(slot, old if len(texts) == 2 else old._replace(prepared=None), request)
+        return [texts[0] if texts else None for texts in refused]
 
     # ------------------------------------------------------------ envs of several actors (see `aioenv.envs`)
 

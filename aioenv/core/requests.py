@@ -105,6 +105,7 @@ def reset_payload(
     automatic: bool = False,
     every_slot: bool = False,
     episodes: tuple[int, ...] | None = None,
+    restored: bool = False,
 ) -> bytes:
     """Make the payload of a RESET of some slots of a worker (see `ResetRequest`).
 
@@ -113,7 +114,9 @@ def reset_payload(
     """
     rows = tuple(slot - member.start for slot in slots)
     try:
-        request = ResetRequest(rows, tuple(seeds), options, whole, shown, each, automatic, every_slot, episodes)
+        request = ResetRequest(
+            rows, tuple(seeds), options, whole, shown, each, automatic, every_slot, episodes, restored
+        )
         return dump(request, member.worker.definitions)
     except Exception as exc:
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +42,7 @@ async def call_workers(
     arguments: Any,
     *,
     spares: Literal["none", "both", "living"] = "none",
+    on_sent: Callable[[], None] | None = None,
 ) -> tuple[Any, ...]:
     """Call a method of the workers' services for some slots (see `Backend.call_service`).
 
@@ -50,6 +51,7 @@ async def call_workers(
         arguments: returns the arguments of the method after the rows, for the numbers of one worker.
         spares: "both": call both envs of each slot. A slot's second env has the number `num_envs + slot`, and the
             result of a slot is a pair. "living": likewise, but slots go on without spare envs whose workers are gone.
+        on_sent: called as soon as all calls are sent, before anything else can be.
     """
     numbers = np.sort(scheduler.table.slot_numbers(slots))
     scheduler.table.check_call(numbers, what)
@@ -78,6 +80,8 @@ async def call_workers(
     except Exception as exc:
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
     asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
+    if on_sent is not None:
+        on_sent()
     replies = await scheduler.timeouts.gather(what, asked, [member for member, _ in shares])
     if scheduler.closing and (deaths := [reply for reply in replies if isinstance(reply, SlotError)]):
         raise ClosedError(f"{what}: the vector env was closed while this was in flight") from deaths[0]

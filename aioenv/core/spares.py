@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest, WorkerRequest
     from aioenv.core.worker_pool import WorkerPool
 
-__all__ = ["SpareEnvs", "spare_seed"]
+__all__ = ["Last", "SpareEnvs", "SpareState", "spare_seed"]
 
 _log = logging.getLogger("aioenv")
 
 Slots = npt.NDArray[np.int64]
 # The arrays and objects of an observation, and the physics state.
-_Last: TypeAlias = "tuple[list[Any], Sequence[Sequence[Any]], npt.NDArray[np.float64]]"
+Last: TypeAlias = "tuple[list[Any], Sequence[Sequence[Any]], npt.NDArray[np.float64]]"
 
 
 def spare_seed(seed: int | None) -> int | None:
@@ -48,6 +48,26 @@ def spare_seed(seed: int | None) -> int | None:
     if seed is None:
         return None
     return int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0]) >> 2
+
+
+class SpareState(NamedTuple):
+    """What a slot's episodes depend on beside the states of its two envs.
+
+    Attributes:
+        live: which env runs the episode: 0 for the first, 1 for the second one.
+        number: the number of the episode that the other one begins.
+        prepared: its reset; None: there is none.
+        ended: whether the next step begins that episode.
+        last: the last observation and state of the episode that has ended; None: it is not known.
+        lost: whether the episode was lost with its worker, and its end is not yet handed out.
+    """
+
+    live: int
+    number: int
+    prepared: BatchRequest | None
+    ended: bool
+    last: Last | None
+    lost: bool = False
 
 
 class _Slot:
@@ -106,7 +126,7 @@ class _Slot:
         self.taken: BatchRequest | None = None
         self.waiting: tuple[BatchRequest, WorkerRequest] | None = None
         self.since = 0.0
-        self.last: _Last | None = None
+        self.last: Last | None = None
         self.restarted = self.held = self.reserved = self.taking = False
         self.reserved_seed: int | None = None
         self.seeds: dict[Worker, int | None] = {}
@@ -136,6 +156,8 @@ class SpareEnvs:
         complete: goes on with a reply that was held back until the next episode had begun.
         history: the last observations of the slots, if workers are restarted; None: they are not.
         is_restarting: tells whether a worker is being restarted.
+        start_restart: starts the restart of a worker that has died, with this error, if that was not done yet; tells
+            whether it is being restarted. Replies may tell of a death before `note_restart` does.
 
     Attributes:
         ended: the slots whose next step begins an episode (NEXT_STEP).
@@ -157,6 +179,7 @@ class SpareEnvs:
         complete: Callable[[BatchRequest, WorkerRequest], None],
         history: SlotHistory | None,
         is_restarting: Callable[[Worker], bool],
+        start_restart: Callable[[Worker, WorkerDied], bool],
     ) -> None:
         self.ended: set[int] = set()
         self.lost: set[int] = set()
@@ -173,6 +196,8 @@ class SpareEnvs:
         self._complete = complete
         self._history = history
         self._is_restarting = is_restarting
+        self._start_restart = start_restart
+        self._absent: set[Worker] = set()  # workers that are being restarted: until they are configured, too
         self._slots = [_Slot(*pair) for pair in zip(worker_pool.members, worker_pool.spares, strict=True)]
 
     # ------------------------------------------------------------ resets that the user asked for
@@ -195,11 +220,11 @@ class SpareEnvs:
             self.ended.discard(number)
             self.lost.discard(number)
             if slot.held:
-                slot.taking = slot.prepared is not None and slot.reserved_seed == seed and _accepts(slot.spare)
+                slot.taking = slot.prepared is not None and slot.reserved_seed == seed and self._is_ready(slot.spare)
                 slot.number += not slot.taking
                 continue
             slot.prepared = None
-            if not _accepts(slot.live) and _accepts(slot.spare):
+            if not self._is_ready(slot.live) and self._is_ready(slot.spare):
                 slot.swap()
             slot.number = 1 if start_over(number) else slot.number + 1
             second = None if self._has_seeds else spare_seed(seed)
@@ -227,6 +252,59 @@ class SpareEnvs:
     def takes_reset(self, slot: int) -> bool:
         """Return whether the reset of a slot that is being sent was prepared, so that `begin_episode` answers it."""
         return self._slots[slot].taking
+
+    # ------------------------------------------------------------ states
+
+    def state_of(self, number: int) -> SpareState:
+        """Return what the episodes of a slot depend on, which has no request in flight."""
+        slot = self._slots[number]
+        live, ended = int(slot.current is slot.both[1]), number in self.ended
+        return SpareState(live, slot.number, slot.prepared, ended, slot.last, number in self.lost)
+
+    def restore(self, number: int, state: SpareState, *, prepared: bool) -> BatchRequest | None:
+        """Go on from the state of another slot, which was just sent to both envs of this one.
+
+        Args:
+            number: the slot.
+            state: the state; its reset is another vector env's.
+            prepared: whether the state of the spare env is that of an episode that has just begun.
+
+        Returns:
+            The request for the first results of that episode; None if there is none.
+        """
+        slot = self._slots[number]
+        self._set(slot, state)
+        slot.prepared = None
+        if slot.last is not None:
+            slot.last = self._fitting(slot, slot.last)
+        if prepared and not slot.held:
+            request = slot.prepared = self._make_reset(slot.spare)
+            self._send_reset(slot, slot.spare, request, None, restored=True)
+        slot.reserved = False
+        return slot.prepared
+
+    def revert(self, number: int, state: SpareState, request: BatchRequest | None) -> None:
+        """Return to a state before `restore`, which gave this request, since an env has refused the later one."""
+        slot = self._slots[number]
+        if slot.prepared is request and slot.waiting is None:  # the slot was neither reset nor stepped meanwhile
+            self._set(slot, state)
+
+    def _set(self, slot: _Slot, state: SpareState) -> None:
+        slot.taken = slot.waiting = None
+        slot.restarted = False
+        if slot.current is not slot.both[state.live]:
+            slot.swap()
+        slot.number, slot.prepared, slot.last = state.number, state.prepared, state.last
+        for numbers, is_in in ((self.ended, state.ended), (self.lost, state.lost)):
+            (numbers.add if is_in else numbers.discard)(slot.slot)
+
+    def _fitting(self, slot: _Slot, last: Last) -> Last:
+        """Return a last observation and state, or zeros if those of this vector env have other shapes."""
+        batch = self._make_reset(slot.current).batch
+        mine, theirs = [*(each[0] for each in batch.received), batch.state[0]], [*last[0], last[2]]
+        if [each.shape for each in mine] == [each.shape for each in theirs]:
+            return last
+        return [np.zeros_like(each) for each in mine[:-1]], last[1], np.zeros_like(mine[-1])
 
     # ------------------------------------------------------------ the ends of episodes
 
@@ -305,19 +383,20 @@ class SpareEnvs:
     def _take_over(self, slot: _Slot, request: BatchRequest, part: WorkerRequest) -> bool:
         """Let the spare env take over; return whether its episode has begun, and is in the request."""
         taken = slot.prepared
-        if taken is None or not _accepts(slot.spare):  # the slot goes on in the env that it has
-            taken = self._reset_live(slot, None)
+        if taken is None or not self._is_ready(slot.spare):  # the slot goes on in the env that it has
+            taken = None if slot.current.worker in self._absent else self._reset_live(slot, None)
         else:
             slot.swap()
             slot.prepared, slot.reserved = None, False
             slot.number += 1
             if not slot.held:
                 self._prepare(slot, None)
-        lost = not taken.open and _has_died(taken) and self._is_restarting(slot.live.worker)
-        if not taken.open and not lost:
+        if taken is not None and not taken.open and _has_died(taken) and self._is_restarting(slot.live.worker):
+            taken = None  # `note_restart` resets it
+        if taken is not None and not taken.open:
             self._begin(slot, taken, request, part)
             return True
-        slot.taken, slot.waiting, slot.since = None if lost else taken, (request, part), perf_counter()
+        slot.taken, slot.waiting, slot.since = taken, (request, part), perf_counter()
         return False
 
     def _begin(self, slot: _Slot, taken: BatchRequest, request: BatchRequest, part: WorkerRequest) -> None:
@@ -348,7 +427,10 @@ class SpareEnvs:
     # ------------------------------------------------------------ resets of spare envs
 
     def _prepare(self, slot: _Slot, seed: int | None) -> None:
-        """Begin the slot's next episode in its spare env."""
+        """Begin the slot's next episode in its spare env; if that is being restarted, `note_restart` does so later."""
+        slot.prepared = None
+        if slot.spare.worker in self._absent:
+            return
         request = slot.prepared = self._make_reset(slot.spare)
         self._send_reset(slot, slot.spare, request, seed)
 
@@ -364,10 +446,20 @@ class SpareEnvs:
         request.stepped = False
         return request
 
-    def _send_reset(self, slot: _Slot, member: WorkerSlots, request: BatchRequest, seed: int | None) -> None:
+    def _send_reset(
+        self, slot: _Slot, member: WorkerSlots, request: BatchRequest, seed: int | None, *, restored: bool = False
+    ) -> None:
         part = request.parts[0]
-        number = (slot.number,) if self._numbered else None
-        payload = reset_payload(member, [slot.slot], [seed], None, whole=False, automatic=True, episodes=number)
+        payload = reset_payload(
+            member,
+            [slot.slot],
+            [seed],
+            None,
+            whole=False,
+            automatic=True,
+            episodes=(slot.number,) if self._numbered else None,
+            restored=restored,
+        )
         on_reply = partial(self._on_reply, slot, request)
         try:
             member.worker.submit(Kind.RESET, (), payload, into=part.into[1], on_reply=on_reply)
@@ -384,9 +476,9 @@ class SpareEnvs:
             slot.prepared = None
         if slot.taken is not request or slot.waiting is None:
             return
-        if isinstance(outcome, WorkerDied) and self._is_restarting(slot.live.worker):
+        if isinstance(outcome, WorkerDied) and self._start_restart(slot.live.worker, outcome):
             slot.taken = None  # the episode begins in the env that is there first
-            if slot.prepared is not None and _accepts(slot.spare):
+            if slot.prepared is not None and self._is_ready(slot.spare):
                 slot.swap()
                 slot.taken, slot.prepared = slot.prepared, None
                 slot.number += 1
@@ -427,6 +519,7 @@ class SpareEnvs:
     def note_death(self, worker: Worker) -> None:
         """Note that a worker has ended, and is not restarted: its slot goes on in the other env, if that is alive."""
         slot = self._slots[worker.slots[0]]
+        self._absent.discard(worker)
         if slot.live.worker is worker:
             slot.last = None
             self.ended.discard(slot.slot)
@@ -451,10 +544,14 @@ class SpareEnvs:
         """Note that a worker is being restarted (`back` is False), or is back: prepare an episode in its new env."""
         slot = self._slots[worker.slots[0]]
         if not back:
+            self._absent.add(worker)
+            if slot.spare.worker is worker:
+                slot.prepared = None  # its env is gone
             # an episode that has ended, or that the other env runs, is not lost
             if slot.live.worker is worker and slot.last is None and slot.waiting is None:
                 self.lost.add(slot.slot)
             return
+        self._absent.discard(worker)
         seed = None if self._has_seeds else derive_seed(slot.seeds.get(worker), worker.generation)
         if slot.waiting is not None and slot.taken is None:
             if slot.spare.worker is worker:
@@ -469,7 +566,11 @@ class SpareEnvs:
     def can_take_over(self, part: WorkerRequest) -> bool:
         """Return whether a worker is alive in which the slot of a worker request can go on."""
         slot = self._slots[part.slots[0]]
-        return _accepts(slot.live) or _accepts(slot.spare)
+        return self._is_ready(slot.live) or self._is_ready(slot.spare)
+
+    def _is_ready(self, member: WorkerSlots) -> bool:
+        """Return whether a worker is alive and configured."""
+        return _accepts(member) and member.worker not in self._absent
 
     def lose_episode(self, request: BatchRequest, part: WorkerRequest) -> None:
         """Answer a step with the truncated end of an episode that was lost with its worker; `complete` gets it."""
@@ -497,14 +598,14 @@ class SpareEnvs:
             self._complete(request, part)
 
 
-def _last_of(request: BatchRequest, part: WorkerRequest) -> _Last:
+def _last_of(request: BatchRequest, part: WorkerRequest) -> Last:
     """Return a copy of the observation and state of a worker request of one slot."""
     batch, row = request.batch, part.start
     arrays = [array[row].copy() for array in batch.received]
     return arrays, [list(column) for column in part.objects], batch.state[row].copy()
 
 
-def _put_last(last: _Last, request: BatchRequest, part: WorkerRequest) -> None:
+def _put_last(last: Last, request: BatchRequest, part: WorkerRequest) -> None:
     batch, row = request.batch, part.start
     arrays, part.objects, batch.state[row] = last
     for mine, theirs in zip(batch.received, arrays, strict=True):

@@ -34,7 +34,7 @@ from aioenv.platform import usable_cpus
 from aioenv.process.async_resource import gather_internal, internal_task, wait_through_cancel
 from aioenv.process.failures import cannot_start
 from aioenv.process.launch import check_start
-from aioenv.process.remote import Cluster, ClusterSession, Listener, Placement
+from aioenv.process.remote import Cluster, Placements
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import Schema, SchemaTable
@@ -58,6 +58,7 @@ __all__ = [
     "WorkerPool",
     "WorkerPoolConfig",
     "WorkerSlots",
+    "all_of",
     "describe_env",
     "make_program",
     "needed_by",
@@ -262,6 +263,7 @@ class WorkerPoolConfig(NamedTuple):
     ignored: tuple[str, ...] = ()  # names of signals
     in_thread: bool = False  # workers are threads of this process
     inline: bool = False  # and their short steps run on the caller's thread
+    inline_always: bool = False  # or all of their steps
     stats: Sequence[SharedRunningStats] = ()  # the statistics that the factories refer to
     episodes: EpisodeStats | None = None  # counts episodes
     seeds: npt.NDArray[np.int64] | None = None  # the seeds of a seed plan
@@ -273,6 +275,8 @@ class WorkerPoolConfig(NamedTuple):
     lenient: bool = False  # accept all actions and numbers that Gymnasium accepts
     spares: bool = False  # each slot has a second env, in a worker of its own; `num_workers` is that of both
     clusters: Sequence[Cluster | None] = ()  # where each worker is placed, None: on this machine; empty: all are here
+    first_slot: int = 0  # slots of a collector are a part of more: the number of the first one among them
+    all_slots: int | None = None  # and how many these are; None: there are no others
 
 
 class WorkerPool:
@@ -340,8 +344,7 @@ class WorkerPool:
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
         self._stops = np.array([stop for _, stop in spans])
-        self._cluster_sessions: list[ClusterSession] = []
-        self._placements = self._place()
+        self._placements = Placements(config.clusters, config.start_timeout_s)
         same: dict[Schema, Schema] = {}
         seen_warnings: set[str] = set()
         # with fewer CPUs than workers, a worker that polls would take the CPU of another
@@ -354,18 +357,6 @@ class WorkerPool:
                 worker = self._make_worker(index, start, stop, poll_s, cpu_share, seen_warnings, spare)
                 (self.spares if spare else self.members).append(WorkerSlots(worker, start, stop, SchemaTable(same)))
         self.workers = [member.worker for member in (*self.members, *self.spares)]  # members change theirs
-
-    def _place(self) -> dict[int, Placement]:
-        """Return the placements of the workers that are not on this machine, by number."""
-        clusters = self._config.clusters
-        placements: dict[int, Placement] = {}
-        for cluster in dict.fromkeys(cluster for cluster in clusters if cluster is not None):
-            numbers = [number for number, one in enumerate(clusters) if one is cluster]
-            session = cluster.session(len(numbers), self._config.start_timeout_s)
-            self._cluster_sessions.append(session)
-            listener = Listener(session)
-            placements.update((number, Placement(session, listener, i)) for i, number in enumerate(numbers))
-        return placements
 
     def _make_worker(
         self,
@@ -436,7 +427,7 @@ class WorkerPool:
             cpu_share=cpu_share,
             ignored_signals=config.ignored,
             thread_server=serve_on_thread if config.in_thread else None,
-            placement=self._placements.get(number),
+            placement=self._placements.of(number),
         )
 
     def forget_code(self) -> None:
@@ -455,23 +446,17 @@ class WorkerPool:
         """
         try:
             self._share()
-            for session in self._cluster_sessions:
-                await session.start()
-            await _all_of(worker.start() for worker in self.workers)
+            await self._placements.start()
+            await all_of(worker.start() for worker in self.workers)
             self._agree()
         except GeneratorExit:  # its loop was closed
             self.abandon()
             raise
         except BaseException:
             await wait_through_cancel(gather_internal(*(worker.close_now() for worker in self.workers)))
-            await wait_through_cancel(internal_task(self._leave_clusters()))
+            await self._placements.close()
             self._free()
             raise
-
-    async def _leave_clusters(self) -> None:
-        """Release the room on clusters; no worker is left there."""
-        for session in self._cluster_sessions:
-            await session.close()
 
     def _share(self) -> None:
         """Make the memory that workers and this process share."""
@@ -482,7 +467,14 @@ class WorkerPool:
                 options = CommonReference() if has_options else None
                 # with two envs a slot, the parent says which episode each of them begins
                 shared = not self._config.spares and not self._placements
-                self.reset_plan = ResetPlan(self.members[-1].stop, seeds, options, counts_shared=shared)
+                self.reset_plan = ResetPlan(
+                    self.members[-1].stop,
+                    seeds,
+                    options,
+                    counts_shared=shared,
+                    first_slot=self._config.first_slot,
+                    all_slots=self._config.all_slots,
+                )
             if self._config.transport != "frames":
                 self._memory = SharedMemory.create()
         except OSError as exc:
@@ -520,14 +512,14 @@ class WorkerPool:
             worker.finish_setup(self.configure_worker(worker, as_it_has=worker in self._alike))
             for worker in self.workers
         )
-        checkpoints = await _all_of(each)
+        checkpoints = await all_of(each)
         self.first_checkpoints = dict(zip(self.members, checkpoints, strict=False))  # spare envs have none
 
     def allow_inline(self) -> None:
-        """Let short steps and resets of workers in this process run on the caller's thread."""
+        """Let short steps and resets of workers in this process, or all, run on the caller's thread."""
         for member in self.members:
             assert member.worker.thread_channel is not None
-            member.worker.thread_channel.allow_inline()
+            member.worker.thread_channel.allow_inline(always=self._config.inline_always)
 
     async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
         """Configure one worker, and return the first checkpoints of its envs.
@@ -608,15 +600,16 @@ class WorkerPool:
         try:
             await gather_internal(*(worker.close(grace_s) for worker in self.workers))
         finally:
-            await wait_through_cancel(internal_task(self._leave_clusters()))
-            self._free()
+            try:
+                await self._placements.close()
+            finally:
+                self._free()
 
     def abandon(self) -> None:
         """Kill all workers without waiting."""
         for worker in self.workers:
             worker.abandon()
-        for session in self._cluster_sessions:
-            session.abandon()
+        self._placements.abandon()
         self._free()
 
     def _agree(self) -> None:
@@ -756,7 +749,7 @@ def _check_second_env(slot: int, kind: str, space: Any, expected: Any) -> None:
         )
 
 
-async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Gather all results. If one raises, or this is cancelled, cancel the others; raise the first of several errors."""
     tasks = [internal_task(coroutine) for coroutine in coroutines]
     cancelled = None

@@ -779,6 +779,7 @@ class InProcessBackend:
         arguments: Callable[[list[int]], tuple[Any, ...]],
         *,
         spares: bool = False,
+        on_sent: Callable[[], None] | None = None,
     ) -> tuple[Any, ...]:
         """Call a method of `VectorCalls` (see `Backend.call_service`), on the env's thread if it has one.
 

@@ -74,6 +74,7 @@ class Kind(IntEnum):
     RESULT = 8  # worker: the reply to a request
     FAILURE = 9  # worker: the request as a whole failed
     IMAGES = 10  # worker: images of a step's states, sent after its RESULT
+    COLLECT = 11  # parent: collect a rollout
 
 
 KINDS = {int(kind): kind for kind in Kind}

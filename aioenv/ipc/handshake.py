@@ -46,7 +46,7 @@ CONTROL, FRAMES = 0, 1  # the roles of the two connections of a worker
 
 
 class Invitation(NamedTuple):
-    """What an agent needs to connect to its parent. It must travel where nobody else can read it.
+    """What an agent needs to connect to its parent. It must travel where no third party can read it.
 
     Attributes:
         host, port: where the parent listens.

@@ -107,6 +107,7 @@ class ResetRequest(NamedTuple):
     automatic: bool = False  # take the options of automatic resets
     every_slot: bool = False  # all slots are reset: a plan of resets starts over
     episodes: tuple[int, ...] | None = None  # the number of each row's episode in that plan; None: the worker counts
+    restored: bool = False  # reply with the first results that the state had which was set just before
 
 
 class StepRequest(NamedTuple):

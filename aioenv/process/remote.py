@@ -1,7 +1,7 @@
 """Launch a worker on another machine: invite its agent, take its connections in, and show it as a `Process`.
 
-A `Cluster` places the agent (see `agent.py`). This module listens for it, but only while agents are awaited. Whoever
-connects has to prove within seconds that it knows the secret of an invitation (see `ipc/handshake.py`). Before that
+A `Cluster` places the agent (see `agent.py`). This module listens for it, but only while agents are awaited. Each
+connection has to prove within seconds that it knows the secret of an invitation (see `ipc/handshake.py`). Before that
 nothing but bytes of a fixed length is read.
 """
 
@@ -33,7 +33,16 @@ from aioenv.process.process import Output
 if TYPE_CHECKING:
     from aioenv.process.connection import OutstandingRequests
 
-__all__ = ["Agent", "Cluster", "ClusterSession", "Listener", "Placement", "RemoteProcess", "launch_remote"]
+__all__ = [
+    "Agent",
+    "Cluster",
+    "ClusterSession",
+    "Listener",
+    "Placement",
+    "Placements",
+    "RemoteProcess",
+    "launch_remote",
+]
 
 # Seconds in which a connection has to prove that it knows the secret.
 _HANDSHAKE_S = 10.0
@@ -153,7 +162,7 @@ class Listener:
             self.close()
 
     def withdraw(self, awaited: _Awaited) -> None:
-        """Wait for this agent no longer; close its connections that nobody has taken. Idempotent."""
+        """Wait for this agent no longer; close its connections without an owner. Idempotent."""
         for future in awaited.connections:
             if future.done() and not future.cancelled():
                 with contextlib.suppress(OSError):
@@ -431,7 +440,7 @@ class RemoteProcess:
     def _fail_answer(self, why: str) -> None:
         if not self._answer.done():
             self._answer.set_exception(WorkerStartError(f"the agent on {self.node or 'another machine'}: {why}"))
-            self._answer.exception()  # nobody may wait for it any more
+            self._answer.exception()  # no caller may wait for it any more
 
     def _on_end(self, why: str) -> None:
         self._fail_answer(why)
@@ -525,6 +534,52 @@ class Placement(NamedTuple):
     session: ClusterSession
     listener: Listener
     number: int
+
+
+class Placements:
+    """The workers that are on other machines, and the room for them.
+
+    Args:
+        clusters: the cluster of each worker, None for this machine; empty: all are here.
+        start_timeout_s: how long a cluster may take to reserve room, in seconds.
+    """
+
+    def __init__(self, clusters: Sequence[Cluster | None], start_timeout_s: float) -> None:
+        self._sessions: list[ClusterSession] = []
+        self._by_worker: dict[int, Placement] = {}
+        for cluster in dict.fromkeys(one for one in clusters if one is not None):
+            numbers = [number for number, one in enumerate(clusters) if one is cluster]
+            session = cluster.session(len(numbers), start_timeout_s)
+            self._sessions.append(session)
+            listener = Listener(session)
+            self._by_worker.update((number, Placement(session, listener, i)) for i, number in enumerate(numbers))
+
+    def __bool__(self) -> bool:
+        return bool(self._sessions)
+
+    def of(self, worker: int) -> Placement | None:
+        """Return the placement of a worker, by its number; None if it is on this machine."""
+        return self._by_worker.get(worker)
+
+    async def start(self) -> None:
+        """Reserve the room. If this fails, or is cancelled, `close` must follow.
+
+        Raises:
+            WorkerStartError: if there is not enough room.
+        """
+        for session in self._sessions:
+            await session.start()
+
+    async def close(self) -> None:
+        """Release the room, even if cancelled; no worker may be left there. Idempotent."""
+        if self._sessions:
+            closing = asyncio.gather(*(internal_task(session.close()) for session in self._sessions))
+            await wait_through_cancel(closing)
+
+    def abandon(self) -> None:
+        """Release the room without waiting. Idempotent."""
+        for session in self._sessions:
+            session.abandon()
 
 
 async def launch_remote(placement: Placement, environ: Mapping[str, str], resources: LaunchResources) -> RemoteProcess:

@@ -76,10 +76,11 @@ class ThreadChannel:
         self._times: dict[Kind, RunTimes] = {}  # by kind of the requests that may run on the caller's thread
         self._inline = False  # whether a request runs on the caller's thread at the moment
 
-    def allow_inline(self) -> None:
+    def allow_inline(self, *, always: bool = False) -> None:
         """Let short steps and resets run on the caller's thread from now on."""
         kinds = (Kind.STEP, Kind.RESET)
-        self._times = {kind: RunTimes(_INLINE_LIMIT_S, None, _INLINE_LIMIT_S) for kind in kinds}
+        inline = True if always else None
+        self._times = {kind: RunTimes(_INLINE_LIMIT_S, inline, _INLINE_LIMIT_S) for kind in kinds}
 
     @contextlib.contextmanager
     def all_on_thread(self) -> Iterator[None]:
@@ -240,9 +241,12 @@ class ThreadChannel:
             return
         if self._on_frame is None:  # uvloop may call a reader before a task that was made earlier
             self._early.append(frame)
-            return
+        else:
+            self._hand_over(self._on_frame, frame)
+
+    def _hand_over(self, on_frame: Callable[[Frame], None], frame: Frame) -> None:
         try:
-            self._on_frame(frame)
+            on_frame(frame)
         except BaseException as exc:
             self._end(exc if isinstance(exc, Exception) else WireError("this process was interrupted"))
             if not isinstance(exc, Exception):
@@ -254,8 +258,8 @@ class ThreadChannel:
         """Deliver replies until the channel is closed (see `Channel`)."""
         self._on_frame = on_frame
         early, self._early = self._early, []
-        for frame in early:
-            self._deliver(frame)
+        for frame in early:  # also if the worker has ended meanwhile: they came before its end
+            self._hand_over(on_frame, frame)
         await self._ended
 
     def poll(self, poll_s: float = 0.0) -> None:
@@ -383,6 +387,8 @@ class ThreadProcess:
         if not self.exited.is_set():
             self.returncode = code
             self.exited.set()
+            if self._channel is not None:  # as the stream of a process ends: each reply was delivered before
+                self._channel.close()
 
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`. Any signal ends the thread after its current job."""

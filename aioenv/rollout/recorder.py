@@ -50,6 +50,14 @@ class Infos(Sequence[dict[str, Any]]):
             self._merged[step] = self._merge(self._pieces[step])
         return self._merged[step]
 
+    def not_empty(self) -> dict[int, dict[str, Any]]:
+        """Return the info dicts that are not empty, by step."""
+        return {
+            step: self[step]
+            for step, pieces in enumerate(self._pieces)
+            if (pieces or step in self._merged) and self[step]
+        }
+
     def __repr__(self) -> str:
         return f"<infos of {len(self)} steps>"
 

@@ -114,6 +114,9 @@ class Autoreset:
         pending_reset: for each row what its next step does: STEP (0), RESET (1) or LOST (2); see the table above.
         mode: likewise.
         resets_next_step: whether the mode is NEXT_STEP.
+        firsts: with spare envs, what each row's last reset gave: observation and info; None: there was no further
+            episode; empty: it failed, or there was none.
+        restored: by row, such an outcome that belongs to the state that was set last.
     """
 
     def __init__(
@@ -136,6 +139,8 @@ class Autoreset:
         self.pending_reset = [_STEP] * len(envs)
         self._seeds: dict[int, int] = {}  # by row: the seed of its next reset
         self._lost: dict[int, Any] = {}  # by row: the last observation of an env that was lost, not yet returned
+        self.firsts: list[Any] = [()] * len(envs)
+        self.restored: dict[int, Any] = {}
         self._plan: ResetPlan | None = None
         self._first_slot = 0
         self.mode = mode
@@ -167,6 +172,7 @@ class Autoreset:
         automatic: bool = False,
         starts_over: bool = False,
         episode: int | None = None,
+        restored: bool = False,
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in one row; return observation and info.
 
@@ -177,8 +183,20 @@ class Autoreset:
             automatic: whether to pass the options of the plan instead.
             starts_over: whether the plan begins with its first episode again.
             episode: the number of the episode in the plan; None: the one after the last.
+            restored: whether it has begun already, in the state that was set just before.
+
+        Raises:
+            RuntimeError: if that state was refused.
         """
+        if restored:
+            if row not in self.restored:
+                raise RuntimeError("the state that was set does not fit this env, so its episode can't go on")
+            first = self.firsts[row] = self.restored.pop(row)
+            if first is None:
+                raise EpisodesDone
+            return first  # type: ignore[no-any-return]
         self._current_row[0] = row + 1
+        self.firsts[row] = ()
         known = self._seeds.pop(row, None)
         if self._plan is not None:
             if starts_over or episode is not None:
@@ -197,6 +215,8 @@ class Autoreset:
         self.pending_reset[row] = _STEP
         self._lost.pop(row, None)
         self._current_row[0] = 0
+        if self._has_spares:
+            self.firsts[row] = _snapshot(obs), _snapshot(info)
         return obs, info
 
     def note_exhausted(self, row: int, exc: BaseException) -> bool:
@@ -207,6 +227,7 @@ class Autoreset:
         if not isinstance(exc, (EpisodesDone, StopIteration)):
             return False
         self.pending_reset[row] = _RESET
+        self.firsts[row] = None
         self._lost.pop(row, None)
         return True
 

@@ -209,6 +209,8 @@ class ResetPlan:
         options: of automatic resets: a dict for all of them, or a function of slot and episode. None: no options. A
             worker gets that to which a `CommonReference` refers.
         counts_shared: whether all processes share the numbers.
+        first_slot: the number of the first slot among those that the seeds and the function are for.
+        all_slots: how many slots they are for; None: `num_envs`.
 
     Attributes:
         has_seeds: whether there are seeds.
@@ -222,11 +224,22 @@ class ResetPlan:
         options: Any = None,
         *,
         counts_shared: bool = True,
+        first_slot: int = 0,
+        all_slots: int | None = None,
     ) -> None:
-        self._set_up(num_envs, seeds, options, SharedBlock(8 * num_envs, shared=counts_shared and can_share()))
+        block = SharedBlock(8 * num_envs, shared=counts_shared and can_share())
+        self._set_up(num_envs, seeds, options, block, first_slot, num_envs if all_slots is None else all_slots)
 
-    def _set_up(self, num_envs: int, seeds: npt.NDArray[np.int64] | None, options: Any, block: SharedBlock) -> None:
-        self._num_envs = num_envs
+    def _set_up(
+        self,
+        num_envs: int,
+        seeds: npt.NDArray[np.int64] | None,
+        options: Any,
+        block: SharedBlock,
+        first_slot: int,
+        all_slots: int,
+    ) -> None:
+        self._num_envs, self._first_slot, self._all_slots = num_envs, first_slot, all_slots
         self._seeds = seeds
         self.has_seeds = seeds is not None
         self._options = options
@@ -238,6 +251,11 @@ class ResetPlan:
         """Begin with this episode next."""
         self._begun[slot] = episode
 
+    def begun(self, slot: int) -> int:
+        """Return how many episodes a slot has begun."""
+        count: int = self._begun[slot]
+        return count
+
     def begin(self, slot: int) -> int:
         """Return the number of the episode that a slot begins now."""
         episode: int = self._begun[slot]
@@ -248,7 +266,7 @@ class ResetPlan:
         """Return the seed of an episode; None without seeds."""
         if self._seeds is None:
             return None
-        return int(self._seeds[(slot + episode * self._num_envs) % len(self._seeds)])
+        return int(self._seeds[(self._first_slot + slot + episode * self._all_slots) % len(self._seeds)])
 
     def options(self, slot: int, episode: int) -> dict[str, Any] | None:
         """Return the options of the automatic reset that begins an episode; the caller may change the dict.
@@ -262,6 +280,7 @@ class ResetPlan:
             return None
         if isinstance(options, Mapping):
             return dict(options)
+        slot += self._first_slot
         try:
             own: dict[str, Any] | None = options(slot, episode)
         except BaseException as exc:
@@ -282,17 +301,17 @@ class ResetPlan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         counts = self._block if self.counts_shared else bytes(self._begun)
-        return _rebuild_plan, (self._num_envs, self._seeds, self._options, counts)
+        where = self._first_slot, self._all_slots
+        return _rebuild_plan, (self._num_envs, self._seeds, self._options, counts, *where)
 
 
 def _rebuild_plan(
-    num_envs: int, seeds: npt.NDArray[np.int64] | None, options: Any, counts: SharedBlock | bytes
+    num_envs: int, seeds: Any, options: Any, counts: SharedBlock | bytes, first_slot: int, all_slots: int
 ) -> ResetPlan:
     plan = ResetPlan.__new__(ResetPlan)
-    if isinstance(counts, SharedBlock):
-        plan._set_up(num_envs, seeds, options, counts)
-    else:
-        plan._set_up(num_envs, seeds, options, SharedBlock(8 * num_envs, shared=False))
+    block = counts if isinstance(counts, SharedBlock) else SharedBlock(8 * num_envs, shared=False)
+    plan._set_up(num_envs, seeds, options, block, first_slot, all_slots)
+    if not isinstance(counts, SharedBlock):
         for slot, begun in enumerate(memoryview(counts).cast("q")):
             plan.start_at(slot, begun)
     return plan

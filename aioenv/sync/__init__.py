@@ -1,4 +1,5 @@
-"""The API for blocking code: vector envs as `gymnasium.vector.VectorEnv`s, a render pool, evaluation and recording.
+"""The API for blocking code: vector envs as `gymnasium.vector.VectorEnv`s, a render pool, rollout
+collectors, evaluation and recording.
 
 Each object runs on a loop thread of its own.
 """
@@ -14,6 +15,7 @@ check_requirements()
 
 from aioenv.sync.gymnasium import AsyncVectorEnv, SyncVectorEnv  # noqa: E402
 from aioenv.sync.loops import env_metadata, evaluate, record  # noqa: E402
+from aioenv.sync.rollout_collector import RolloutCollector  # noqa: E402
 from aioenv.sync.vector_env import VectorEnv, make_vec  # noqa: E402
 from aioenv.worker.mujoco_gl import check_mujoco_gl  # noqa: E402
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncVectorEnv",
     "RenderPool",
+    "RolloutCollector",
     "SyncVectorEnv",
     "VectorEnv",
     "env_metadata",

@@ -22,7 +22,16 @@ from aioenv.spaces.layout import Layout, SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.state.render_source import EnvRenderable, MujocoSource, find_pixel_renderable
-from aioenv.state.snapshot import REMEDY, Misfit, RawState, read_snapshot, write_snapshot
+from aioenv.state.snapshot import (
+    REMEDY,
+    Misfit,
+    RawState,
+    decode,
+    encode,
+    is_pickled,
+    read_snapshot,
+    write_snapshot,
+)
 from aioenv.stats.counters import ResetPlan
 from aioenv.stats.sharing import counting_paused, unshared_stats
 from aioenv.worker import worker_context
@@ -289,6 +298,7 @@ class EnvService(SlotService):
                     automatic=request.automatic,
                     starts_over=starts_over,
                     episode=episode,
+                    restored=request.restored,
                 )
                 self._rows.write_observation(batch, row, obs)
                 if info:
@@ -477,10 +487,24 @@ class EnvService(SlotService):
         """Return for each row whether its next step will be a reset instead."""
         return self._for_each(rows, [lambda _, row=row: self._stepper.pending_reset[row] == 1 for row in rows])  # type: ignore[misc]
 
-    def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
-        """Return the state of each env or, as a string, why there is none."""
-        due = self._stepper.pending_reset
-        return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
+    def get_states(self, rows: Sequence[int], prepared: Sequence[bool] = ()) -> tuple[list[bytes], list[Failure]]:
+        """Return the state of each env or, as a string, why there is none.
+
+        Args:
+            rows: the rows.
+            prepared: for each of them whether its state has the first observation and info of its episode, too; empty:
+                no.
+        """
+        each = zip(rows, prepared or [False] * len(rows), strict=True)
+        return self._for_each(rows, [lambda env, r=r, p=p: _or_text(self._read_state, env, r, p) for r, p in each])  # type: ignore[misc]
+
+    def _read_state(self, env: Env[Any, Any], row: int, prepared: bool) -> RawState:
+        state = read_snapshot(env, self._stepper.pending_reset[row] == 1)
+        if prepared:
+            _, values, arrays = state
+            values["first"] = encode(self._stepper.firsts[row], "first", arrays)
+            values["pickled"] |= is_pickled(values["first"])
+        return state
 
     def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
         """Bring each env into a state; return its checkpoint and the overflow, or why nothing was done."""
@@ -499,11 +523,14 @@ class EnvService(SlotService):
                 stats.load_state_dict(state)
 
     def _set_state(self, row: int, state: RawState) -> tuple[npt.NDArray[np.float64], bytes | None] | None:
+        self._stepper.restored.pop(row, None)
+        first = decode(state[1]["first"], state[2]) if "first" in state[1] else ()
         if "vector" in state[1]:
             state = as_single(self._envs[row], state, self._stepper.mode)
         if state[1].get("due") and not self._stepper.resets_next_step:
             raise Misfit(AWAITS_RESET)
         self._stepper.continue_from(row, write_snapshot(self._envs[row], state))
+        self._stepper.restored[row] = first
         if self._checkpoints is None:
             return None
         self._checkpoints.capture([row])

@@ -52,6 +52,15 @@ def test_images_are_drawn(name):
         assert noop == {"not_applicable": "noop has no MuJoCo model to draw"} | {"others_cpus": noop["others_cpus"]}
 
 
+@pytest.mark.parametrize("name", ["processes", "aioenv"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v5"])
+def test_collectors_and_plain_processes(name, env):
+    result = run_contender(f"collectors: {name}", Workload(env, 4, 0.1, warm_up_s=0.01))
+    assert result["env-steps/s"] > 100 and 0.5 < result["CPU µs a step"] < 1e5
+    with pytest.raises(NotApplicable, match="takes one of CartPole-v1"):
+        METRICS["collectors"].measures[name](Workload("noop", 2, 0.01))
+
+
 @pytest.mark.parametrize(
     ("metric", "env", "contenders", "baselines", "keys"),
     [

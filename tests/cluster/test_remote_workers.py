@@ -80,7 +80,7 @@ async def test_workers_tell_their_node_and_the_parent_listens_only_at_the_start(
     async with cartpoles(4, 4) as envs:
         assert [worker.node for worker in envs.workers] == ["node 0", "node 1", "node 0", "node 1"]
         assert {worker.memory for worker in envs.workers} == {None}
-        listeners = {p.listener for p in envs._session.worker_pool._placements.values()}
+        listeners = {p.listener for p in envs._session.worker_pool._placements._by_worker.values()}
         assert not any(listener.listening for listener in listeners)
 
 
@@ -358,7 +358,7 @@ def test_workers_end_with_their_parent():
 
 
 @pytest.mark.asyncio
-async def test_hostile_connections_are_closed_and_disturb_nobody():
+async def test_hostile_connections_are_closed_and_disturb_no_worker():
     class Slow(LocalCluster):
         """Places agents only when told to, so that the parent listens for long."""
 

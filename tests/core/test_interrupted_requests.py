@@ -93,6 +93,7 @@ async def take_and_go_on(envs, sent, t):
 
 
 # actions that are shared take Python's way, others C's where it was compiled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", [{}, {"transport": "shared"}, {"copy": False}], ids=["frames", "shared", "views"])
 @pytest.mark.parametrize("sent", range(WORKERS + 1))
 @pytest.mark.parametrize("what", ["step", "reset", "send", "rollout"])

@@ -24,6 +24,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", [*START_METHODS, "debug"])
 @pytest.mark.parametrize("surrounding", SURROUNDINGS)
 def test_script_code_is_one_thing_in_each_process(surrounding, start, tmp_path):

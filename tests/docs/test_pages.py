@@ -16,6 +16,8 @@ from tests.kits.cli_kit import OPENGL
 
 TEXTS = {name_of(path): path.read_text(encoding="utf-8") for path in [*FRONT, *PAGES]}
 MAX_HOW_TO_WORDS = 600
+MAX_WORDS = 26_000  # of prose in all pages
+MAX_ARCHITECTURE_WORDS = 4_000  # with its tables and diagrams
 
 
 @pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if python_blocks(text)])
@@ -67,6 +69,16 @@ def test_a_how_to_page_has_one_question_and_few_words(name):
     assert len(prose(text).split()) <= MAX_HOW_TO_WORDS
     (title,) = re.findall(r"^# (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.MULTILINE)
     assert title.endswith("?") or name.endswith("index.md")
+
+
+def test_all_pages_together_have_few_words():
+    pages = [text for name, text in TEXTS.items() if name.startswith("docs/")]
+    reference = [path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")]
+    assert sum(len(prose(text).split()) for text in pages + reference) <= MAX_WORDS
+
+
+def test_the_page_on_architecture_is_short():
+    assert len(TEXTS["docs/explanation/architecture.md"].split()) <= MAX_ARCHITECTURE_WORDS
 
 
 def test_every_page_is_in_a_toctree():

@@ -29,6 +29,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("episode_stats.py", ["--epochs", "1", "--steps", "50"], "total_episode_count"),
         ("spare_envs.py", ["--steps", "20"], "with spare envs: "),
         ("timeline.py", ["--steps", "5"], "run.json"),
+        ("rollout_collector.py", ["--rounds", "5", "--collectors", "3"], "round 5: "),
         ("rollout.py", ["--steps", "40"], "obs (40, 16, 17), 624 of 640 rows to learn from"),
     ],
 )

@@ -26,6 +26,7 @@ def made(way: str, mode: AutoresetMode, resume: bool):
     return aioenv.AsyncVectorEnv([WAYS[way]] * 3, render=config, **kwargs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
 @pytest.mark.parametrize("resume", [False, True], ids=["lose", "resume"])

@@ -49,6 +49,7 @@ def run(ours, theirs, steps, seed, reset_seeds=(None,), rng=None):
     return ends
 
 
+@pytest.mark.sampled(2)
 @WHERE
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("kwargs", [{}, {"max_episode_steps": 7}, {"sutton_barto_reward": True}], ids=str)

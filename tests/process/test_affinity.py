@@ -98,24 +98,30 @@ async def test_physics_has_a_thread_for_each_cpu_that_a_worker_may_use():
             assert sorted(set(await envs.call("count"))) == expected, given
 
 
+ID = "aioenv_tests/Threads-v0"
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("way")
-async def test_workers_share_the_cpus():
-    id_ = "aioenv_tests/Threads-v0"
-    gym.register(id_, vector_entry_point=Threads)
+@pytest.mark.parametrize("num_workers", [1, 2, 3 * len(CPUS)])
+@pytest.mark.parametrize("env", [Threads, ID, lambda num_envs: Threads(num_envs)], ids=["class", "id", "function"])
+async def test_workers_share_the_cpus(env, num_workers):
+    gym.register(ID, vector_entry_point=Threads)
     try:
-        for num_workers in (1, 2, 3 * len(CPUS)):
-            expected = max(1, len(CPUS) // num_workers)
-            many = {"num_envs": 8 * num_workers, "num_workers": num_workers, "backend": "native"}
-            for env in (Threads, id_, lambda num_envs: Threads(num_envs)):
-                async with aioenv.make_vec(env, **many) as envs:
-                    assert set(await envs.call("count")) == {expected}, (num_workers, env)
-            async with aioenv.make_vec(Threads, num_threads=3, **many) as envs:
-                assert set(await envs.call("count")) == {3}, "who says how many has so many"
-        async with aioenv.make_vec(Simulates, len(CPUS), num_workers=len(CPUS)) as envs:
-            assert set(await envs.call("count")) == {1}, "physics in a single env does not take the others' CPUs either"
+        async with aioenv.make_vec(env, 8 * num_workers, num_workers=num_workers, backend="native") as envs:
+            assert set(await envs.call("count")) == {max(1, len(CPUS) // num_workers)}
     finally:
-        del gym.registry[id_]
+        del gym.registry[ID]
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
+async def test_an_argument_for_threads_and_single_envs_that_simulate():
+    async with aioenv.make_vec(Threads, 16, num_workers=2, backend="native", num_threads=3) as envs:
+        assert set(await envs.call("count")) == {3}, "who says how many has so many"
+    async with aioenv.make_vec(Simulates, len(CPUS), num_workers=len(CPUS)) as envs:
+        assert set(await envs.call("count")) == {1}, "physics in a single env does not take the others' CPUs either"
 
 
 def test_blocking_code_too():

@@ -40,6 +40,7 @@ async def held():
     return LaunchResources()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("start", START_METHODS)
 @pytest.mark.parametrize("channel", CHANNELS)
@@ -125,6 +126,7 @@ async def until(moment):
     raise Enough
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("own_fork_server")
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("start", START_METHODS)

@@ -12,8 +12,11 @@ from functools import partial
 import pytest
 
 from aioenv.errors import ClosedError
+from aioenv.ipc.frames import Frame, Kind
 from aioenv.process import env_thread
+from aioenv.process.connection import OutstandingRequests
 from aioenv.process.env_thread import EnvThread
+from aioenv.process.thread_process import ThreadChannel
 
 pytestmark = pytest.mark.asyncio
 
@@ -314,3 +317,14 @@ async def test_forgotten_with_its_loop_it_ends():
     gc.collect()
     await asyncio.to_thread(thread.join, 10)
     assert not thread.is_alive()
+
+
+async def test_a_reply_that_came_before_the_end_is_delivered_after_it():
+    """A worker that fails at its start may have ended before the task that takes its replies runs."""
+    channel = ThreadChannel(None, OutstandingRequests(0), lambda code: None)
+    frame = Frame(Kind.FAILURE, 0, 0, (), memoryview(b"why"))
+    channel._deliver(frame)
+    channel.close()
+    got = []
+    await channel.receive(got.append)
+    assert got == [frame]

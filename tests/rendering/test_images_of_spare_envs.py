@@ -97,6 +97,7 @@ async def test_slots_without_further_episodes_keep_their_last_image(mode: str) -
     assert different.tolist() == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("workers", [None, 1], ids=["own", "pool"])
 async def test_observations_that_are_images(mode: str, workers: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -58,24 +59,24 @@ def zeros(obs: Any, slots: Any) -> Any:
     return np.zeros(len(slots), np.int64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 @MODES
 @pytest.mark.parametrize(("transport", "groups"), [("frames", 1), ("shared", 2)])
-async def test_of_every_sort_of_space(mode, transport, groups):
-    async with aioenv.make_vec("CartPole-v1", autoreset_mode=mode):  # keeps the fork server
-        for space in SPACES:
-            async with aioenv.AsyncVectorEnv(
-                [lambda space=space: Sampler(space)] * N, num_workers=2, transport=transport, autoreset_mode=mode
-            ) as envs:
-                await envs.reset(seed=4)
-                expected = await led_to(envs, STEPS)
-                await envs.reset(seed=4)
-                rollout = await envs.rollout(zeros, STEPS, groups)
-                assert rollout.terminated.any() and rollout.truncated.any()
-                next_obs = rollout.next_obs
-                for step, row in enumerate(expected):
-                    for slot, obs in enumerate(row):
-                        assert same(element(next_obs, step, slot), obs), (space, step, slot)
+@pytest.mark.parametrize("space", SPACES)
+async def test_of_every_sort_of_space(space, mode, transport, groups):
+    async with aioenv.AsyncVectorEnv(
+        [partial(Sampler, space)] * N, num_workers=2, transport=transport, autoreset_mode=mode
+    ) as envs:
+        await envs.reset(seed=4)
+        expected = await led_to(envs, STEPS)
+        await envs.reset(seed=4)
+        rollout = await envs.rollout(zeros, STEPS, groups)
+        assert rollout.terminated.any() and rollout.truncated.any()
+        next_obs = rollout.next_obs
+        for step, row in enumerate(expected):
+            for slot, obs in enumerate(row):
+                assert same(element(next_obs, step, slot), obs), (step, slot)
 
 
 class Counting(gym.Env):

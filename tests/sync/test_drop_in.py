@@ -66,11 +66,11 @@ def run_script(code: str) -> str:
 # ---------------------------------------------------------------- the same as Gymnasium
 
 
-def test_the_signature_is_gymnasiums_and_a_keyword_more():
+def test_the_signature_is_gymnasiums_and_two_keywords_more():
     theirs = inspect.signature(gym.vector.AsyncVectorEnv).parameters
     mine = inspect.signature(AsyncVectorEnv).parameters
     newer = [] if "max_concurrency" in theirs else ["max_concurrency"]  # since Gymnasium 1.4
-    assert list(mine) == [*theirs, *newer, "num_workers"]
+    assert list(mine) == [*theirs, *newer, "num_workers", "cluster"]
     for name, parameter in theirs.items():
         assert (mine[name].default, mine[name].kind) == (parameter.default, parameter.kind)
     for name in ("reset_async", "reset_wait", "step_async", "step_wait", "call_async", "call_wait", "close_extras"):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import aioenv
+from aioenv.process import connection
 from aioenv.testing import VectorEnvContract
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 from tests.kits.loop_kit import run_on
@@ -124,6 +125,23 @@ def test_what_envs_raise_at_any_moment():
             assert (await envs.step(np.zeros(2, np.int64))).truncated.tolist() == [True, True]
 
     run_on("uvloop", main())
+
+
+@pytest.mark.parametrize("options", [{"debug": True}, {"num_workers": 0}], ids=str)
+def test_close_waits_for_no_bytes_behind_the_last_reply(options, monkeypatch):
+    monkeypatch.setattr(connection, "_LAST_BYTES_S", 1000)  # as long as a process may leave its streams open
+
+    async def main():
+        async with asyncio.timeout(30):
+            async with aioenv.AsyncVectorEnv(faulty_envs(2, None, "step"), **options) as envs:
+                await envs.reset()
+                await envs.step(np.zeros(2, np.int64))
+            async with aioenv.AsyncVectorEnv(faulty_envs(2, "sys_exit", "step", slot=1), **options) as envs:
+                await envs.reset()
+                with pytest.raises(aioenv.WorkerDied, match="exited with code 7"):
+                    await envs.step(np.zeros(2, np.int64))
+
+    run_on("asyncio", main())
 
 
 class Stuck(gym.Env):

@@ -297,14 +297,10 @@ def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], w
 
 
 @asyncio_test
-async def test_states_are_refused_and_auto_takes_workers() -> None:
+async def test_auto_takes_workers() -> None:
     async with aioenv.make_vec("CartPole-v1", 1, spare_envs=True, backend="auto") as envs:
         assert envs.backend == "workers"
         await envs.reset(seed=0)
-        with pytest.raises(ValueError, match="get_state: not with spare_envs"):
-            await envs.get_state()
-        with pytest.raises(ValueError, match="set_state: not with spare_envs"):
-            await envs.set_state([])
 
 
 def test_shared_statistics_are_refused() -> None:

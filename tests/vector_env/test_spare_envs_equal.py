@@ -60,6 +60,7 @@ async def batches(envs: aioenv.AsyncVectorEnv) -> list[Any]:
     return found
 
 
+@pytest.mark.sampled(2)
 @modes
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("kind", SPACES)
@@ -69,6 +70,7 @@ def test_batches(mode: str, loop: str, kind: str) -> None:
     assert_equal_runs(*runs)
 
 
+@pytest.mark.sampled(1)
 @modes
 @pytest.mark.parametrize(
     "options",
@@ -131,6 +133,7 @@ async def rollouts(envs: aioenv.AsyncVectorEnv) -> list[Any]:
     return [*found, list(rollout[:7]), rollout.next_obs]
 
 
+@pytest.mark.sampled(2)
 @modes
 @pytest.mark.parametrize("play", [one_by_one, singly, rollouts])
 @pytest.mark.parametrize("kind", ["box", "graph"])
@@ -138,6 +141,7 @@ def test_other_ways_to_step(mode: str, play: Play, kind: str) -> None:
     assert_equal_runs(*both(play, mode, kind, autoreset_options=level))
 
 
+@pytest.mark.sampled(1)
 @modes
 @pytest.mark.parametrize("kind", ["box", "dict"])
 def test_numbered_episodes_and_evaluations(mode: str, kind: str) -> None:
@@ -193,6 +197,7 @@ class Picky(Told):
 WRONG = {3: "raises", 5: "nan", 102: "pickle", 105: "type", 203: "raises", 204: "raises", 206: "last"}
 
 
+@pytest.mark.sampled(1)
 @modes
 @pytest.mark.parametrize("loop", LOOPS)
 def test_errors_come_with_the_same_steps(mode: str, loop: str) -> None:
@@ -240,6 +245,7 @@ class Finite(Told):
         return super().reset(seed=seed, options=options)
 
 
+@pytest.mark.sampled(1)
 @modes
 @pytest.mark.parametrize("kind", SPACES)
 def test_slots_without_further_episodes(mode: str, kind: str) -> None:
@@ -274,6 +280,7 @@ def test_slots_without_further_episodes(mode: str, kind: str) -> None:
 # ------------------------------------------------------------ blocking code, and other people's interfaces
 
 
+@pytest.mark.sampled(1)
 @modes
 @pytest.mark.parametrize("kind", ["box", "dict"])
 def test_blocking_code(mode: str, kind: str) -> None:
