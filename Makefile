@@ -32,7 +32,7 @@ $(VENV)/.adapters: $(VENV)/.dev
 	@touch $@
 
 # the same environment holds torch and Ray
-$(VENV)/.ray: $(VENV)/.dev
+$(VENV)/.ray: $(VENV)/.base
 	$(PIP_INSTALL) --editable '.[ray]'
 	@touch $@
 
@@ -98,12 +98,12 @@ adapters: $(VENV)/.adapters opengl-all
 		tests/adapters tests/benchmarks/test_training.py tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
 
 # workers that Ray places, on two simulated nodes, and the faults of clusters
-cluster: $(VENV)/.ray opengl-all
+cluster: $(VENV)/.dev $(VENV)/.ray opengl-all
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not stress' tests/cluster/test_ray.py tests/cluster/test_faults.py $(ARGS)
 
 # each of these faults 20 times, as a table
-cluster-faults: $(VENV)/.ray opengl-all
-	$(BIN)/python -m pytest -q tests/cluster/test_faults.py $(ARGS)
+cluster-faults: $(VENV)/.dev $(VENV)/.ray opengl-all
+	$(BIN)/python -m pytest -q -m 'not cluster' tests/cluster/test_faults.py tests/cluster/test_ray.py $(ARGS)
 
 # a sample of the tests on another Python: make second-python PYTHON=python3.13 VENV=.venv-313
 second-python: $(VENV)/.dev opengl-all

@@ -69,7 +69,7 @@ def kill_all(mark: str) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or a zombie that nobody has reaped yet."""
+    """Whether a process is gone, or a zombie that was not reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
