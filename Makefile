@@ -10,7 +10,7 @@ SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py defi
 	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
 	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
-.PHONY: demo test oldest uncompiled parity faults stress soak ecosystem adapters cluster cluster-faults second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
+.PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters cluster cluster-faults second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
@@ -58,6 +58,10 @@ opengl-all: $(VENV)/.base
 demo: $(VENV)/.base opengl
 	$(BIN)/aioenv demo $(ARGS)
 
+# two nodes of a Ray on this machine, one of which is killed and replaced
+demo-cluster: $(VENV)/.ray opengl
+	$(BIN)/python examples/cluster/demo.py $(ARGS)
+
 test: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=30 \
 		-m $(QUICK) $(ARGS)
@@ -99,7 +103,7 @@ adapters: $(VENV)/.adapters opengl-all
 
 # workers that Ray places, on two simulated nodes, and the faults of clusters
 cluster: $(VENV)/.dev $(VENV)/.ray opengl-all
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not stress' tests/cluster/test_ray.py tests/cluster/test_faults.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not stress' tests/cluster $(ARGS)
 
 # each of these faults 20 times, as a table
 cluster-faults: $(VENV)/.dev $(VENV)/.ray opengl-all

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv.process import remote
 from aioenv.testing import VectorEnvContract
+from tests.cluster.test_many_workers import up_steps_and_closes
 from tests.kits.cluster_kit import LIMIT_S, Play, again, kill_driver, refused, resumed
 from tests.kits.compare import assert_same
 from tests.kits.process_kit import run_alone
@@ -102,7 +103,7 @@ async def test_ray_says_where_to_listen():
         (worker,) = envs.workers
         address = ray.util.get_node_ip_address()
         assert address in worker.node and any(node["NodeID"][:8] in worker.node for node in ray.nodes())
-        (placement,) = envs._session.worker_pool._placements.values()
+        (placement,) = envs._session.worker_pool._placements._by_worker.values()
         assert placement.session.address == (address, ())
 
 
@@ -218,6 +219,13 @@ async def test_versions_differ(record_property, monkeypatch):
     monkeypatch.setattr(remote, "versions", lambda: ours)
     message = r"a worker on node [0-9a-f]{8} .* has other versions than this process:\n(.*\n)+  mujoco +\d\S+ +0.1 +<-"
     await refused(on_ray(), message, record_property, "version skew, on Ray", 30.0)  # to start an actor takes long
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(240)
+@pytest.mark.asyncio
+async def test_a_thousand_slots_on_fifty_actors():
+    await up_steps_and_closes(on_ray(cpus_per_worker=0.01))
 
 
 # ---------------------------------------------------------------- Ray's own life
