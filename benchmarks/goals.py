@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioenv.cli.bench import load_mark
+from benchmarks.cluster import TIANSHOU
 from benchmarks.collectors import COLLECTOR_ENVS
+from benchmarks.network import DELAYS_MS, NETWORK_ENVS, Model
 from benchmarks.rows import AWAITED, CHEAP_ENVS, CHEAP_TASKS, MUJOCO_GOALS, MUJOCO_MORE, RAW
 
 __all__ = ["Goal", "goals", "judge", "print_goals"]
@@ -95,6 +97,25 @@ def _number(row: str, contender: str, key: str) -> Callable[[Rows], Found]:
     return find
 
 
+def _off_model(delay_ms: float) -> Callable[[Rows], Found]:
+    """Find how far steps over a network with this delay are from the model, at most, in percent."""
+
+    def find(rows: Rows) -> Found:
+        results = {
+            (env, int(result["contender"].removeprefix("aioenv-"))): result
+            for env in NETWORK_ENVS
+            for result in rows.get(f"network-{env}", {}).get("results", ())
+            if result["rounds"]
+        }
+        if len({env for env, _ in results}) < 2:  # the model needs observations of two sizes
+            return None
+        compared = Model.fit(results).of_measured(results)
+        off = [abs(ratio - 1) for (_, _, delay), ratio in compared.items() if delay == delay_ms]
+        return (100 * max(off), list(results.values())) if off else None
+
+    return find
+
+
 def goals(cpus: int) -> list[Goal]:
     """List the goals for a machine of so many CPUs (they were set for 2)."""
     bare = f"of {cpus} x the bare loop"
@@ -161,6 +182,22 @@ def goals(cpus: int) -> list[Goal]:
         found.append(Goal(f"resets {what}, spare envs, x resets that take no time", 0.9, 0.9, hidden))
     recv = _ratio("resets-sleeping", "aioenv-recv", "bare")
     found.append(Goal("resets as long as an episode, recv, x bare processes", 0.92, 0.92, recv))
+    for contender, where in (("aioenv-tcp", "over TCP"), ("aioenv-ray", "on Ray")):
+        for key, name, other, bar in (
+            ("cartpole", "CartPole-v1", "aioenv", 0.7),
+            ("ant", "Ant-v5", "aioenv", 0.93),
+            ("pixels", "(84, 84, 4) uint8", "sockets", 0.6),
+        ):
+            of_what = "local workers" if other == "aioenv" else "bare sockets"
+            found.append(
+                Goal(f"{name} x 64 {where}, x {of_what}", bar, bar, _ratio(f"cluster-{key}", contender, other))
+            )
+    for other, what, bar in ((TIANSHOU, "Tianshou's", 8.0), ("ray-actors", "actors of 32 envs", 6.0)):
+        found.append(
+            Goal(f"CartPole-v1 x 64 on Ray, x {what}", bar, bar, _ratio("cluster-cartpole", "aioenv-ray", other))
+        )
+    for delay in DELAYS_MS:
+        found.append(Goal(f"steps with {delay:g} ms each way, % off the model", 15, 15, _off_model(delay), True))
     for key, env in COLLECTOR_ENVS.items():
         for kind in ("", "-torch"):
             handed = _ratio(key, f"aioenv{kind}", f"processes{kind}")

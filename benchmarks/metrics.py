@@ -30,6 +30,7 @@ from aioenv.process.launch import START_METHODS
 from aioenv.stats.running import SharedRunningStats
 from aioenv.stats.sharing import can_share
 from benchmarks import contenders
+from benchmarks.cluster import CLUSTER, TIANSHOU
 from benchmarks.collectors import COLLECTED_KEYS, by_collectors, by_processes
 from benchmarks.images import (
     IMAGES_PER_S,
@@ -44,6 +45,7 @@ from benchmarks.images import (
     worker_images,
 )
 from benchmarks.loop_time import LOOP_TIME_KEYS, loop_time
+from benchmarks.network import NETWORK, NETWORK_KEYS, NUM_ENVS
 from benchmarks.resets import RATE, RESETS
 from benchmarks.training import TRAINING_KEYS, TRAJECTORY, train_cleanrl, train_sb3
 
@@ -433,6 +435,22 @@ METRICS: dict[str, Metric] = {
         {"x async": "gymnasium-async", "x bare": "bare", "x instant": "aioenv-instant"},
         env="SleepingResets-v0",
         num_envs=32,
+    ),
+    "cluster": Metric(
+        "Workers over TCP and on Ray, one a CPU, and what else steps envs on Ray",
+        (RATE,),
+        CLUSTER,
+        {"x local": "aioenv", "x sockets": "sockets", "x actors": "ray-actors", "x Tianshou": TIANSHOU},
+        env="CartPole-v1",
+        num_envs=64,
+    ),
+    "network": Metric(
+        "Steps of workers over a network that delays, by the delay each way in ms",
+        NETWORK_KEYS,
+        NETWORK,
+        {},
+        env="noop",
+        num_envs=NUM_ENVS,
     ),
     "stats": Metric(
         "Shared statistics of a HalfCheetah's observations: an update, and the merge of one from each slot",

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.network import DELAYS_MS, PREDICTED, ROUND_TRIPS_MS, STEP_S, WORKERS, Model, measured_of, step_bytes
 from benchmarks.rows import COST_ENVS
 from benchmarks.tables import Row, newest, read
 
@@ -54,7 +55,9 @@ STYLE = {"font.size": 12, "svg.hashsalt": "aioenv", "axes.spines.top": False, "a
 
 def from_directory(directory: Path) -> Tables:
     """Read the newest measurements of the tables that are drawn."""
-    paths = [path for name in ("throughput", "cost", "images") if (path := directory / f"{name}.csv").exists()]
+    paths = [
+        path for name in ("throughput", "cost", "images", "network") if (path := directory / f"{name}.csv").exists()
+    ]
     return {path.stem: newest(read(path)) for path in paths}
 
 
@@ -62,8 +65,8 @@ def draw(directory: Path, tables: Tables) -> list[Path]:
     """Draw the measurements.
 
     Args:
-        directory: `bench-mujoco.svg`, `bench-cost.svg` and `bench-images.svg` are written there, unless nothing was
-            measured for them.
+        directory: `bench-mujoco.svg`, `bench-cost.svg`, `bench-images.svg` and `bench-network.svg` are written there,
+            unless nothing was measured for them.
         tables: measurements by the names of their tables.
 
     Returns:
@@ -75,7 +78,7 @@ def draw(directory: Path, tables: Tables) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(STYLE):
-        for name, plot in (("mujoco", _mujoco), ("cost", _cost), ("images", _images)):
+        for name, plot in (("mujoco", _mujoco), ("cost", _cost), ("images", _images), ("network", _network)):
             figure = plot(tables)
             if figure is not None:
                 file = directory / f"bench-{name}.svg"
@@ -185,6 +188,58 @@ def _images(tables: Tables) -> Any:
     _bars(axes, bars)
     axes.set_title("Images of HalfCheetah-v5", loc="left", fontsize=12, fontweight="bold")
     axes.set_xlabel("env-steps per second, 16 envs")
+    return figure
+
+
+_TICKS = (50, 100, 200, 300)  # steps a second
+# Okabe and Ito's, by the round trip or by what is measured.
+_BLUE, _ORANGE, _GREEN = "#0072B2", "#E69F00", "#009E73"
+
+
+def _network(tables: Tables) -> Any:
+    """Draw steps a second over the round trip, measured and as the model has it; and predictions by workers."""
+    from matplotlib.figure import Figure
+
+    measured = measured_of(tables.get("network", ()))
+    if len({env for env, _ in measured}) < 2:
+        return None
+    model = Model.fit(measured)
+    figure = Figure(figsize=(WIDTH, 8.2), layout="constrained")
+    upper, lower = figure.subplots(2)
+    names = {"noop": ("few bytes", _BLUE), "pixels": ("(84, 84, 4)", _ORANGE)}
+    for env, (name, color) in names.items():
+        for workers, marker in zip(WORKERS, "o^s", strict=True):
+            if (each := measured.get((env, workers))) is None:
+                continue
+            relay_s = (each["step ms, 0"] - each["step ms"]) / 1e3
+            trips = [each[f"trip ms, {delay:g}"] - each["trip ms, 0"] for delay in DELAYS_MS]
+            worker_s = STEP_S + model.wake_s[env]
+            steps = [model.step_s(workers, step_bytes(env), worker_s, trip / 1e3) + relay_s for trip in trips]
+            upper.plot(trips, [1 / step for step in steps], color=color, alpha=0.6, linewidth=1.5)
+            rates = [1e3 / each[f"step ms, {delay:g}"] for delay in DELAYS_MS]
+            label = f"{name}, {workers} workers"
+            upper.plot(trips, rates, color=color, marker=marker, linestyle="", markersize=7, label=label)
+    upper.set_xscale("log")
+    upper.set_yscale("log")
+    upper.set_xlabel("round trip in ms")
+    upper.set_title("steps per second, measured and model", loc="left", fontsize=12, fontweight="bold")
+    upper.legend(frameon=False, fontsize=10, loc="lower left")
+    counts = [round(10 ** (i / 10)) for i in range(31)]
+    for task, style in zip(PREDICTED, ("-", "--"), strict=True):
+        for trip, color in zip(ROUND_TRIPS_MS, (_BLUE, _GREEN, _ORANGE), strict=True):
+            shares = [100 * model.predict(task, count, trip)[1] for count in counts]
+            lower.plot(counts, shares, color=color, linestyle=style, linewidth=2, label=f"{task}, {trip:g} ms")
+    lower.set_xscale("log")
+    lower.set_ylim(0, 100)
+    lower.set_xlabel("workers, 16 envs each, 5 ms a step")
+    lower.set_title("% of workers' time in steps, predicted", loc="left", fontsize=12, fontweight="bold")
+    lower.legend(fontsize=9, framealpha=0.9, edgecolor="none", borderpad=0)
+    for axes in (upper, lower):
+        axes.xaxis.set_major_formatter(lambda number, _: f"{number:,g}")
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    upper.set_yticks(_TICKS, [str(rate) for rate in _TICKS])
+    upper.minorticks_off()
     return figure
 
 

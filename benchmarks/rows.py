@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aioenv.cli.contenders import MAX_PROCESSES
+from benchmarks.cluster import TIANSHOU
 from benchmarks.collectors import COLLECTOR_ENVS
 from benchmarks.contenders import CONTENDERS
 from benchmarks.metrics import METRICS
+from benchmarks.network import NETWORK_ENVS
 from benchmarks.resets import LONGER, RESET_ENVS
 
 __all__ = ["AWAITED", "CHEAP_ENVS", "CHEAP_TASKS", "COST_ENVS", "ROWS", "Row", "estimate_s"]
@@ -39,9 +41,31 @@ MUJOCO_MORE = (
     "Walker2d",
 )
 # Metrics that take as long as the clock runs.
-CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers", "loop-time", "collectors")
-SLOW_METRICS = ("memory", "pool-exact", "render-workers")
-RESET_ROWS = {f"resets-{env.removesuffix('Resets-v0').lower()}": env for env in RESET_ENVS}
+CLOCKED = (
+    "latency",
+    "uneven",
+    "images",
+    "pool-fast",
+    "pool-exact",
+    "render-workers",
+    "loop-time",
+    "cluster",
+    "collectors",
+)
+SLOW_METRICS = ("memory", "pool-exact", "render-workers", "cluster", "network")
+# Metrics with several rows: the keys of their rows, and the envs.
+ROWS_OF = {
+    "resets": {f"resets-{env.removesuffix('Resets-v0').lower()}": env for env in RESET_ENVS},
+    "collectors": COLLECTOR_ENVS,
+    "cluster": {"cluster-cartpole": "CartPole-v1", "cluster-ant": "Ant-v5", "cluster-pixels": "pixels"},
+    "network": {f"network-{env}": env for env in NETWORK_ENVS},
+}
+OVER_NETWORK = ("aioenv", "aioenv-tcp", "aioenv-ray")
+CONTENDERS_OF = {
+    "cluster-cartpole": (*OVER_NETWORK, "ray-actors", TIANSHOU),
+    "cluster-ant": OVER_NETWORK,
+    "cluster-pixels": (*OVER_NETWORK, "sockets"),
+}
 COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
 CHEAP_ENVS = (1, 4, 8, 16, 64)
 CHEAP_TASKS = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5"}
@@ -82,6 +106,11 @@ class Row:
         return [name for name in self.contenders if CONTENDERS[name].installed]
 
     @property
+    def entries_once(self) -> list[str]:
+        """Those of its entries that take part in the first round alone."""
+        return [name for name in self.entries if name.rpartition(": ")[2] in self.once]
+
+    @property
     def missing(self) -> list[str]:
         """Its contenders whose package is missing."""
         return [name for name in self.contenders if self.timed and not CONTENDERS[name].installed]
@@ -110,10 +139,10 @@ def _rows() -> Iterable[Row]:
         for n in CHEAP_ENVS:
             yield Row(f"cheap-{name}-{n}", env, n, CHEAP, metric="cheap", quick=n in (1, 8))
     for name, metric in METRICS.items():
-        measures = tuple(metric.measures)
-        envs = {"resets": RESET_ROWS, "collectors": COLLECTOR_ENVS}.get(name, {name: metric.env})
-        for key, env in envs.items():
-            yield Row(key, env, metric.num_envs, measures, metric=name, quick=name not in SLOW_METRICS)
+        for key, env in ROWS_OF.get(name, {name: metric.env}).items():
+            measures = CONTENDERS_OF.get(key, tuple(metric.measures))
+            once = (TIANSHOU,) if TIANSHOU in measures else ()
+            yield Row(key, env, metric.num_envs, measures, name, once, quick=name not in SLOW_METRICS)
 
 
 ROWS: dict[str, Row] = {row.key: row for row in _rows()}
@@ -141,6 +170,9 @@ _METRIC_S = {
     **dict.fromkeys(
         ("training-sb3: sb3-dummy", "training-sb3: aioenv-sb3", "training-sb3: aioenv-sb3-in-process"), 9.0
     ),
+    **dict.fromkeys(("cluster: aioenv-ray", "cluster: ray-actors"), 10.0),
+    f"cluster: {TIANSHOU}": 60.0,
+    **{f"network: aioenv-{n}": 8.0 for n in (2, 3, 4, 16)},
     **{f"render-workers: aioenv-{n}": 4.0 + n for n in (1, 2, 4, 8)},
 }
 
@@ -157,5 +189,5 @@ def estimate_s(row: Row, rounds: int, seconds: float) -> float:
         else:
             each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S) + 0.3 + seconds
             each += row.num_envs * _A_PROCESS_S.get(name, _AN_ENV_S)
-        total += each * (1 if name in row.once else rounds)
+        total += each * (1 if name in row.entries_once else rounds)
     return total

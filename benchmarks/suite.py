@@ -178,7 +178,7 @@ def _measure(args: argparse.Namespace, row: Row, content: dict[str, Any]) -> boo
     began = time.perf_counter()
     entries = {name: (name, workload) for name in _names(args, row)}
     with progress(len(entries) * args.rounds) as show:
-        outcomes = play_rounds(entries, args.rounds, show, registry=REGISTRY, once=row.once)
+        outcomes = play_rounds(entries, args.rounds, show, registry=REGISTRY, once=row.entries_once)
     outcomes |= {name: Outcome(problem="not installed") for name in row.missing if not args.only or name in args.only}
     title = f"{row.env} x {row.num_envs}"
     if row.timed:

@@ -38,8 +38,6 @@ __all__ = ["main", "run_agent", "set_socket_options", "versions"]
 _CONNECT_S = 20.0
 # The kernel asks a silent peer after 3 s, every 2 s, three times; data that is not acknowledged may take 9 s.
 _IDLE_S, _INTERVAL_S, _PROBES, _UNACKNOWLEDGED_MS = 3, 2, 3, 9000
-# The buffers of a connection: one step's frame of images should fit. The kernel may allow less.
-_SOCKET_BYTES = 1 << 20
 # How often the agent looks which row the worker runs; it reports a row that it has seen twice.
 _ROW_S = 0.5
 # Time between the end of the worker and the end of its output (see `connection.py`).
@@ -62,10 +60,11 @@ def versions() -> dict[str, str]:
 
 
 def set_socket_options(sock: socket.socket) -> None:
-    """Prepare a connection between machines: no delay of small writes, and an end within 10 s if the other is gone."""
+    """Prepare a connection between machines: no delay of small writes, and an end within 10 s if the other is gone.
+
+    Buffers are left to the kernel. It fits them to the connection, and lets them grow further than it allows us to ask.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _IDLE_S),

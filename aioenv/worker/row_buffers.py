@@ -6,16 +6,20 @@ They are the worker's own, which travel in frames, or lie in shared memory, of w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from aioenv.ipc.frames import Buffer, Frame
+from aioenv.ipc.frames import HEADER_BYTES, Buffer, Frame
 from aioenv.spaces.autoreset import ResultArrays, Stepped
 from aioenv.spaces.layout import Arrays, Layout, byte_view
 from aioenv.speedups import compiled
 
 __all__ = ["ActionRows", "ResultRows", "start_of_run"]
+
+_ALIGNED = 64
 
 
 class ActionRows:
@@ -90,7 +94,10 @@ class ResultRows:
         self, layout: Layout, n: int, shared: Sequence[dict[int, Any]], state: Arrays, cast: bool = False
     ) -> None:
         self.objects = layout.no_objects(n)
-        own = [np.zeros((0 if i in shared[0] else n, *leaf.shape), leaf.dtype) for i, leaf in enumerate(layout.leaves)]
+        own, at = [], HEADER_BYTES
+        for number, leaf in enumerate(layout.leaves):
+            own.append(_zeros_at(at, (0 if number in shared[0] else n, *leaf.shape), leaf.dtype))
+            at += own[-1].nbytes
         self._writers = [
             layout.writer([batch.get(i, array) for i, array in enumerate(own)], self.objects, cast=cast)
             for batch in shared
@@ -187,6 +194,18 @@ class ResultRows:
         if views is None:
             views = self._views[key] = [byte_view(array[start : start + count]) for array in arrays]
         return views
+
+
+def _zeros_at(offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return zeros for a place in a frame, at an address from which the kernel copies them fast.
+
+    The kernel copies a frame to the start of a page. AMD's processors take three times as long for a copy to an address
+    that is 1 to 15 bytes behind the source, modulo the size of a page. So the source begins a little behind instead.
+    """
+    size = prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _ALIGNED, np.uint8)
+    start = (offset + -offset % 16 - memory.__array_interface__["data"][0]) % _ALIGNED
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def start_of_run(rows: Sequence[int]) -> int | None:

@@ -349,7 +349,7 @@ def test_plots_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     shown = plots.from_directory(DATA)
     names = draw(tmp_path / "plots", shown)
-    assert names == ["bench-mujoco.svg", "bench-cost.svg", "bench-images.svg"]
+    assert names == ["bench-mujoco.svg", "bench-cost.svg", "bench-images.svg", "bench-network.svg"]
     assert all(b"<svg" in (tmp_path / "plots" / name).read_bytes() for name in names)
     assert draw(tmp_path, {}) == []
     assert draw(tmp_path, {"throughput": [row for row in shown["throughput"] if row["task"] == "Ant-v5"]}) == names[:1]

@@ -29,7 +29,7 @@ class Relay:
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._queue: list[tuple[float, int, socket.socket, bytes]] = []
         self._number = 0
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.SelectSelector()  # epoll rounds timeouts up to milliseconds
         self._wake, waker = socket.socketpair()
         self._waker = waker
         self._selector.register(self._wake, selectors.EVENT_READ, "wake")
