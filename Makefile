@@ -4,13 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-QUICK := 'not parity and not faults and not stress and not soak and not ecosystem'
+QUICK := 'not parity and not faults and not stress and not soak and not ecosystem and not cluster'
 # what depends on the version of Python: starting workers, code of scripts, C, asyncio's loops
 SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py definitions/test_script_code_kinds.py native/test_native.py \
 	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
 	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
-.PHONY: demo test oldest uncompiled parity faults stress soak ecosystem adapters second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
+.PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters cluster cluster-faults second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
@@ -29,6 +29,11 @@ $(VENV)/.suite: $(VENV)/.dev
 # torch: one version, since each is a large download, and any will do
 $(VENV)/.adapters: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[adapters]' 'torch==2.13.0'
+	@touch $@
+
+# the same environment holds torch and Ray
+$(VENV)/.ray: $(VENV)/.base
+	$(PIP_INSTALL) --editable '.[ray]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.base
@@ -52,6 +57,10 @@ opengl-all: $(VENV)/.base
 
 demo: $(VENV)/.base opengl
 	$(BIN)/aioenv demo $(ARGS)
+
+# two nodes of a Ray on this machine, one of which is killed and replaced
+demo-cluster: $(VENV)/.ray opengl
+	$(BIN)/python examples/cluster/demo.py $(ARGS)
 
 test: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=30 \
@@ -91,6 +100,14 @@ NEED_TORCH := $(patsubst %,'tests/docs/test_pages.py::test_the_code_of_a_page_ru
 adapters: $(VENV)/.adapters opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) \
 		tests/adapters tests/benchmarks/test_training.py tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
+
+# workers that Ray places, on two simulated nodes, and the faults of clusters
+cluster: $(VENV)/.dev $(VENV)/.ray opengl-all
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not stress' tests/cluster $(ARGS)
+
+# each of these faults 20 times, as a table
+cluster-faults: $(VENV)/.dev $(VENV)/.ray opengl-all
+	$(BIN)/python -m pytest -q -m 'not cluster' tests/cluster/test_faults.py tests/cluster/test_ray.py $(ARGS)
 
 # a sample of the tests on another Python: make second-python PYTHON=python3.13 VENV=.venv-313
 second-python: $(VENV)/.dev opengl-all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -97,9 +98,13 @@ class ProcessAgent:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         code = f"import sys; sys.path[:] = {[*import_path()]!a}; from aioenv.process.agent import main; main({node!r})"
-        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
         self._child = Child(process)
-        assert process.stdin is not None
+        assert process.stdin is not None and process.stderr is not None
+        self._stderr = process.stderr
+        os.set_blocking(self._stderr.fileno(), False)
         words = invitation.host, str(invitation.port), invitation.id.hex(), invitation.secret.hex()
         with contextlib.suppress(BrokenPipeError), process.stdin:  # a pipe has room for a line
             process.stdin.write(" ".join(words).encode() + b"\n")
@@ -117,7 +122,8 @@ class ProcessAgent:
             self._loop.remove_reader(child.pidfd)
         child.kill_and_reap()
         if not self.ended.done():
-            self.ended.set_result(f"exit code {child.returncode}")
+            errors = (self._stderr.read() or b"").decode(errors="replace").strip()
+            self.ended.set_result(f"exit code {child.returncode}: {errors.rpartition(chr(10))[2]}")
 
     def kill(self) -> None:
         """See `Agent`."""
@@ -127,7 +133,7 @@ class ProcessAgent:
         if not self._loop.is_running():
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._child.pidfd)
-            self._child.close()
+            self._close()
 
     async def release(self) -> None:
         """See `Agent`. It ends by itself when its connection to this process has ended."""
@@ -136,4 +142,8 @@ class ProcessAgent:
             await wait_through_cancel(done)
             if not self.ended.done():
                 self._on_end()
+        self._close()
+
+    def _close(self) -> None:
         self._child.close()
+        self._stderr.close()

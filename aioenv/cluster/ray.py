@@ -38,8 +38,9 @@ class RayCluster:
     Python, aioenv, numpy, Gymnasium and MuJoCo as this process, and the modules that the factories import.
 
     Args:
-        address: the address of the cluster, as of `ray.init`: "auto", "ray://host:10001" …. None: the Ray that this
-            process is connected to, or else a local one, which ends with the last vector env that uses it.
+        address: the address of the cluster, as of `ray.init`: "auto", "local", "ray://host:10001" …. None: the Ray that
+            this process is connected to, or that `ray.init()` finds (`RAY_ADDRESS`, `ray start`), or else a local one.
+            A Ray that this starts ends with the last vector env that uses it.
         cpus_per_worker: the CPUs that Ray reserves for each worker.
         gpus_per_worker: the GPUs that Ray reserves for each worker, for envs that need one.
         resources: other resources of Ray for each worker.
@@ -138,9 +139,21 @@ class RaySession:
                 except (ConnectionError, RuntimeError, ValueError) as exc:
                     raise WorkerStartError(f"{self._cluster!r} can't be reached: {exc}") from exc
                 self._owns_ray = True
-            elif _own_sessions:
-                self._owns_ray = True
+            else:
+                self._check_address()
+                self._owns_ray = bool(_own_sessions)
             _own_sessions += self._owns_ray
+
+    def _check_address(self) -> None:
+        """Raise a WorkerStartError if the cluster is not the one that this process is connected to."""
+        import ray
+
+        asked = self._cluster.address
+        if asked is None or ":" not in asked or asked.startswith("ray://"):
+            return
+        connected = ray.get_runtime_context().gcs_address
+        if asked != connected:
+            raise WorkerStartError(f"this process is connected to the Ray at {connected}, not to {asked}")
 
     async def _reserve(self) -> None:
         import ray

@@ -139,7 +139,7 @@ def worker_died(
     elif kill_reason is not None:
         how = f"was killed: {kill_reason}"
     elif returncode == -_SIGKILL and fault is None:
-        how += f" ({_sigkill_sender()})"
+        how += f" ({_sigkill_sender(worker.node)})"
     where = "" if running is None else f" while it ran slot {running}"
     slots = f", slots {list(worker.slots)}" if worker.slots else ""  # a render worker has none
     message = _with_output(f"{worker.label} ({worker.where}{slots}) {how}{where}", worker)
@@ -153,11 +153,11 @@ def worker_died(
     )
 
 
-def _sigkill_sender() -> str:
-    """Return the probable sender of a SIGKILL, from the kernel's counter of out-of-memory kills."""
-    before, now = oom_kills_at_start(), oom_kills()
+def _sigkill_sender(node: str) -> str:
+    """Return the probable sender of a SIGKILL, from the kernel's counter of out-of-memory kills on this machine."""
+    before, now = (None, None) if node else (oom_kills_at_start(), oom_kills())
     if before is None or now is None:
-        return "by a process, or by the kernel because memory ran out: see `dmesg`"
+        return "by a process, or by the kernel because memory ran out: see `dmesg`" + (" there" if node else "")
     if now > before:
         return (
             f"by the kernel, it seems: memory ran out, and it has killed {now - before} of this container's processes"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -48,6 +49,9 @@ _HANDSHAKE_S = 10.0
 # Connections that have not proved it; the oldest is closed for one more.
 _MAX_UNPROVEN = 512
 _BACKLOG = 1024
+# Connections that are accepted before the loop goes on. Those that come next may close the oldest, so each has time to
+# show which worker it belongs to.
+_ACCEPTS = 64
 # How long an agent may take to confirm that the worker was killed, in seconds.
 _KILL_S = 1.0
 # So many checks in a row without a message mean that an agent is lost; between two of them pass so many seconds.
@@ -183,17 +187,24 @@ class Listener:
 
     def _accept(self) -> None:
         assert self._sock is not None
-        for _ in range(_BACKLOG):
+        for _ in range(_ACCEPTS):
             try:
                 sock, _ = self._sock.accept()
-            except OSError:  # none is left, or no descriptor
+            except OSError as exc:
+                if exc.errno in (errno.EMFILE, errno.ENFILE):  # a descriptor is free when the loop comes back here
+                    self._close_oldest()
                 return
             sock.setblocking(False)
             if len(self._unproven) >= _MAX_UNPROVEN:
-                oldest, task = self._unproven.popitem(last=False)
-                task.cancel()
-                oldest.close()
+                self._close_oldest()
             self._unproven[sock] = internal_task(self._admit(sock), name="handshake with an agent")
+
+    def _close_oldest(self) -> None:
+        """Close the oldest connection that has not proved itself, if there is one."""
+        if self._unproven:
+            oldest, task = self._unproven.popitem(last=False)
+            task.cancel()
+            oldest.close()
 
     async def _admit(self, sock: socket.socket) -> None:
         """Let a connection prove itself, and hand it to the worker that waits for it; or close it."""
@@ -216,6 +227,7 @@ class Listener:
         awaited = self._awaited.get(greeting.id) if greeting is not None else None
         if greeting is None or awaited is None:
             return None
+        self._unproven.move_to_end(sock)  # it knows the id of an invitation: connections of others are closed before
         answer = handshake.challenge(self._secret, greeting.data)
         await self._loop.sock_sendall(sock, answer)
         data = await self._receive(sock, handshake.PROOF_BYTES)
@@ -495,9 +507,11 @@ class RemoteProcess:
 
 
 def _version_table(theirs: Mapping[str, str]) -> str:
-    ours = versions()
-    rows = [("", "there", "here"), *((name, theirs.get(name, "unknown"), ours[name]) for name in ours)]
-    return "\n".join(f"  {name:10} {there:16} {here}{'  <-' if there != here else ''}" for name, there, here in rows)
+    lines = [f"  {'':10} {'there':16} here"]
+    for name, here in versions().items():
+        there = theirs.get(name, "unknown")
+        lines.append(f"  {name:10} {there:16} {here}{'  <-' if there != here else ''}")
+    return "\n".join(lines)
 
 
 async def _unless_ended(future: asyncio.Future[Any], agent: Agent) -> Any:

@@ -12,7 +12,6 @@ import sys
 import textwrap
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +23,7 @@ from aioenv.cluster.local import LocalCluster
 from aioenv.process import remote
 from aioenv.stats import NormalizeObservation
 from aioenv.testing import VectorEnvContract
-from tests.kits.process_kit import environment, processes_with
+from tests.kits.process_kit import environment, has_ended, processes_with
 from tests.kits.relay_kit import relayed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="agents take pidfds")
@@ -240,14 +239,6 @@ async def test_a_plan_of_seeds_goes_on_after_a_restart(mode):
         return {"add": 10_000 * episode}
 
     np.testing.assert_equal(await seen(LocalCluster()), await seen(None))
-
-
-def has_ended(pid):
-    """Whether a process is gone, or a zombie that was not reaped yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def agents_of(envs):

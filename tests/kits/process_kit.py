@@ -66,3 +66,22 @@ def kill_all(mark: str) -> None:
     for pid in processes_with(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie that was not reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def sockets_on(ports: range) -> list[str]:
+    """The sockets of this machine that listen on one of these TCP ports, or are connected to or from it."""
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, remote, state = line.split()[1:4]
+        time_wait = state == "06"
+        if not time_wait and any(int(address.partition(":")[2], 16) in ports for address in (local, remote)):
+            found.append(f"socket from {local} to {remote} in state {state}")
+    return found

@@ -15,7 +15,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-QUICK = "not parity and not faults and not stress and not soak and not ecosystem"
+QUICK = "not parity and not faults and not stress and not soak and not ecosystem and not cluster"
 # at the top level, only files of git itself are left out of the sdist
 LEFT_OUT = {".gitignore"}
 
