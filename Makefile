@@ -101,9 +101,9 @@ adapters: $(VENV)/.adapters opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) \
 		tests/adapters tests/benchmarks/test_training.py tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
 
-# workers that Ray places, on two simulated nodes, and the faults of clusters
+# workers that Ray places, on two simulated nodes, and a node that is killed; with the whole grid of envs and modes: make cluster ARGS="-m 'not stress'"
 cluster: $(VENV)/.dev $(VENV)/.ray opengl-all
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not stress' tests/cluster $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m $(QUICK) tests/cluster/test_ray.py tests/cluster/test_demo.py $(ARGS)
 
 # each of these faults 20 times, as a table
 cluster-faults: $(VENV)/.dev $(VENV)/.ray opengl-all

@@ -22,6 +22,7 @@ from aioenv.errors import AioenvError, PolicyError, SlotError, SpaceMismatchErro
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import Failure, dump, dump_code, load
 from aioenv.process.async_resource import gather_internal, wait_through_cancel
+from aioenv.process.remote import Placements
 from aioenv.process.restart import Restarter
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
@@ -37,6 +38,7 @@ class CollectorPool:
     Args:
         collectors: the collectors.
         definitions: the definitions that they have.
+        placements: where they are.
         sync: whether all wait for an update after each rollout.
         max_weight_lag, prefetch, timeout_s, restart: see `RolloutCollector`.
 
@@ -51,6 +53,7 @@ class CollectorPool:
         self,
         collectors: Sequence[Collector],
         definitions: DefinitionTable,
+        placements: Placements,
         *,
         sync: bool,
         max_weight_lag: int | None,
@@ -62,6 +65,7 @@ class CollectorPool:
         self._collectors = collectors
         self._by_worker = {collector.worker: collector for collector in collectors}
         self._definitions = definitions
+        self._placements = placements
         self._sync = sync
         self._max_weight_lag = max_weight_lag
         self._prefetch = prefetch
@@ -89,6 +93,7 @@ class CollectorPool:
         """Start all collectors at once. If anything fails, or this is cancelled, none is left."""
         workers = self.workers
         try:
+            await self._placements.start()
             await all_of(worker.start() for worker in workers)
             self._agree()
         except GeneratorExit:  # its loop was closed
@@ -96,6 +101,7 @@ class CollectorPool:
             raise
         except BaseException:
             await wait_through_cancel(gather_internal(*(worker.close_now() for worker in workers)))
+            await self._placements.close()
             self._release()
             raise
         if self._restart is None:
@@ -138,6 +144,7 @@ class CollectorPool:
                 await gather_internal(*(worker.close(0.0 if worker.busy else grace_s) for worker in self.workers))
             finally:
                 self._release()
+                await self._placements.close()
 
     def abandon(self) -> None:
         """Kill every process without waiting."""
@@ -146,6 +153,7 @@ class CollectorPool:
             self._restarter.abandon()
         for worker in self.workers:
             worker.abandon()
+        self._placements.abandon()
         self._release()
 
     def _release(self) -> None:

@@ -18,6 +18,7 @@ from aioenv.collector.collected import CollectedRollout, CollectorStats
 from aioenv.collector.collector_pool import Collector, CollectorPool
 from aioenv.collector.collector_service import CollectorService, CollectorSpaces, Recipe, make_share
 from aioenv.core.arguments import (
+    check_clusters,
     check_num_envs,
     check_preload,
     check_seconds,
@@ -33,6 +34,7 @@ from aioenv.platform import usable_cpus
 from aioenv.process.async_resource import AsyncResource
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
+from aioenv.process.remote import Cluster, Placements
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.seeding import normalize_seed
@@ -78,6 +80,7 @@ class RolloutCollector(AsyncResource):
             or else `load_state_dict(weights)`, for the weights of `update`.
         steps: the number of steps of each slot in a rollout.
         num_collectors: the number of processes. None: the number of CPUs that this process may use, at most one a slot.
+            With a list of clusters, a list of how many there are on each.
         mode: "async": a collector begins its next rollout when its last one is handed out. "sync": all collectors
             collect one rollout each with the same weights, and wait then until `update` is called and all rollouts were
             handed out. So in sync mode the rollouts of a slot do not depend on `num_collectors`.
@@ -96,7 +99,8 @@ class RolloutCollector(AsyncResource):
             it had died. None: without limit.
         start, channel, preload, start_timeout_s, log_prefix: of the collectors, see `AsyncVectorEnv`.
         worker_env: environment variables of the collectors, see `AsyncVectorEnv`; a list has one mapping for each.
-        cluster: where collectors are placed; None: on this machine. There is nothing else so far.
+        cluster: the machines on which collectors are placed, with the workers that they have (see `RayCluster`); None:
+            this one. A list, `[None, RayCluster()]`, goes with a list of `num_collectors`.
         **settings: more arguments of `make_vec`, for the vector env of each collector, and of the envs.
 
     Attributes:
@@ -120,7 +124,7 @@ class RolloutCollector(AsyncResource):
         *,
         policy: Callable[[], Any],
         steps: int = 128,
-        num_collectors: int | None = None,
+        num_collectors: int | Sequence[int] | None = None,
         mode: Literal["sync", "async"] = "async",
         max_weight_lag: int | None = None,
         prefetch: int = 0,
@@ -136,21 +140,19 @@ class RolloutCollector(AsyncResource):
         start_timeout_s: float = 60.0,
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
-        cluster: None = None,
+        cluster: Cluster | Sequence[Cluster | None] | None = None,
         **settings: Any,
     ) -> None:
         self.num_envs = check_num_envs(num_envs)
         cpus = usable_cpus()
-        wanted = cpus if num_collectors is None else _at_least("num_collectors", num_collectors, 1)
-        self.num_collectors = min(wanted, self.num_envs)
+        wanted, clusters = check_clusters(cluster, num_collectors, self.num_envs, "num_collectors")
+        self.num_collectors = min(cpus if wanted is None else _at_least("num_collectors", wanted, 1), self.num_envs)
         if not callable(policy):
             raise TypeError(f"policy: expected a function that makes a policy, got {policy!r}")
         if mode not in _MODES:
             raise ValueError(f"mode: expected one of {', '.join(map(repr, _MODES))}, got {mode!r}")
         if mode == "sync" and (prefetch or max_weight_lag is not None):
             raise ValueError('prefetch, max_weight_lag: not with mode="sync", in which no rollout is begun ahead')
-        if cluster is not None:
-            raise ValueError(f"cluster: expected None, so far, got {cluster!r}")
         self.steps = _at_least("steps", steps, 1)
         self.mode = mode
         spans = spread(self.num_envs, self.num_collectors)
@@ -170,11 +172,12 @@ class RolloutCollector(AsyncResource):
         )
         make_share(recipe, *spans[0])  # refuses wrong arguments here
         with record_pickled() as stats:
-            code = make_program([recipe], 1)  # type: ignore[list-item]  # any object can be sent so
+            code = make_program([recipe], 1, portable=bool(clusters))  # type: ignore[list-item]  # any object can be sent so
         if stats:
             raise ValueError(
                 "RolloutCollector: not with SharedRunningStats, so far: nothing merges those of collectors"
             )
+        placements = Placements(clusters, check_seconds("start_timeout_s", start_timeout_s))
         variables = check_worker_env(worker_env, self.num_collectors)
         seen_warnings: set[str] = set()
         there: Any = FactoryReference(0)  # unpickles as the recipe
@@ -197,6 +200,7 @@ class RolloutCollector(AsyncResource):
                     definitions=code.program.table,
                     start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
                     cpu_share=max(1, cpus // self.num_collectors),
+                    placement=placements.of(index),
                 ),
                 seeds[first:stop] if isinstance(seeds, list) else None if seeds is None else seeds + first,
             )
@@ -205,6 +209,7 @@ class RolloutCollector(AsyncResource):
         self._pool = CollectorPool(
             collectors,
             code.program.table,
+            placements,
             sync=mode == "sync",
             max_weight_lag=None if max_weight_lag is None else _at_least("max_weight_lag", max_weight_lag, 0),
             prefetch=_at_least("prefetch", prefetch, 0),

@@ -103,7 +103,10 @@ def check_num_workers(num_workers: int | None, num_envs: int) -> int:
 
 
 def check_clusters(
-    cluster: Cluster | Sequence[Cluster | None] | None, num_workers: int | Sequence[int] | None, num_envs: int
+    cluster: Cluster | Sequence[Cluster | None] | None,
+    num_workers: int | Sequence[int] | None,
+    num_envs: int,
+    name: str = "num_workers",
 ) -> tuple[int | None, tuple[Cluster | None, ...]]:
     """Return the number of workers, and the cluster of each, None for this machine; () if all are here.
 
@@ -111,6 +114,7 @@ def check_clusters(
         cluster: one for all workers, or one (or None) for each of `num_workers`.
         num_workers: how many workers, or a list of how many there are on each of `cluster`.
         num_envs: the number of slots.
+        name: of the second argument, for errors.
 
     Raises:
         ValueError: if both are lists of different lengths, or there are more workers than slots.
@@ -118,15 +122,14 @@ def check_clusters(
     """
     if not isinstance(cluster, (list, tuple)):
         if isinstance(num_workers, (list, tuple)):
-            raise ValueError(f"num_workers: a list goes with a list of clusters, got {num_workers!r} and {cluster!r}")
+            raise ValueError(f"{name}: a list goes with a list of clusters, got {num_workers!r} and {cluster!r}")
         clusters: Sequence[Any] = [cluster]
         numbers: Sequence[Any] = [num_workers]
     else:
         clusters = cluster
         if not isinstance(num_workers, (list, tuple)) or len(num_workers) != len(cluster):
             raise ValueError(
-                f"num_workers: expected a list with the number of workers on each of {len(cluster)} clusters, got "
-                f"{num_workers!r}"
+                f"{name}: expected a list with a number for each of {len(cluster)} clusters, got {num_workers!r}"
             )
         numbers = num_workers
     for one in clusters:
@@ -135,10 +138,10 @@ def check_clusters(
     if cluster is None:
         return numbers[0], ()
     if None in numbers or 0 in numbers:
-        raise ValueError(f"num_workers: expected the number of workers on the cluster, got {num_workers!r}")
+        raise ValueError(f"{name}: expected how many there are on the cluster, got {num_workers!r}")
     counts = [check_num_workers(number, num_envs) for number in numbers]
     if sum(counts) > num_envs:
-        raise ValueError(f"num_workers: {sum(counts)} workers for {num_envs} slots: each worker needs one")
+        raise ValueError(f"{name}: {sum(counts)} for {num_envs} slots: each needs one")
     return sum(counts), tuple(one for one, count in zip(clusters, counts, strict=True) for _ in range(count))
 
 

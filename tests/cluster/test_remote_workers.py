@@ -414,7 +414,7 @@ async def test_hostile_connections_are_closed_and_disturb_no_worker():
         ({"num_workers": None}, "num_workers"),
         ({"num_workers": [1]}, "a list goes with a list"),
         ({"cluster": [None, LocalCluster()]}, "expected a list"),
-        ({"cluster": [None, LocalCluster()], "num_workers": [1, 2]}, "3 workers for 2 slots"),
+        ({"cluster": [None, LocalCluster()], "num_workers": [1, 2]}, "3 for 2 slots"),
         ({"backend": "native"}, "cluster"),
     ],
 )

@@ -351,7 +351,7 @@ def flat(obs):
         ({"max_weight_lag": -1}, ValueError, "max_weight_lag: expected an int from 0"),
         ({"seed": [1]}, ValueError, "the length must match num_envs=2"),
         ({"seed_plan": [1]}, ValueError, "seed_plan: expected at least one seed"),
-        ({"cluster": "auto"}, ValueError, "cluster: expected None"),
+        ({"cluster": "auto"}, TypeError, "cluster: expected a RayCluster"),
         ({"autoreset_mod": "SameStep"}, aioenv.ArgumentError, "did you mean autoreset_mode"),
         ({"restart": aioenv.RestartPolicy(resume=True)}, ValueError, "resume=True"),
         ({"worker_env": [{}]}, ValueError, "worker_env: expected one mapping"),

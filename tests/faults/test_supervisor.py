@@ -37,6 +37,8 @@ class StandIn:
         self.exited = asyncio.Event()
         self.output = Output(asyncio.StreamReader(), self.exited)
         self.current_row = None
+        self.node = ""
+        self.fault: str | None = None
         self.returncode: int | None = None
         self.mine, self.theirs = socket.socketpair()
         self.theirs.setblocking(False)
