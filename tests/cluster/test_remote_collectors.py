@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -61,6 +62,9 @@ async def test_a_collector_whose_agent_is_killed_is_placed_again():
         first = [await anext(collecting) for _ in range(2)]
         worker = collecting._pool.workers[0]
         os.kill(worker._connection._process._agent.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while worker.generation == 0 and worker.state.value in ("ready", "busy", "draining"):
+                await asyncio.sleep(0)
         await collecting.update()
         second = [await anext(collecting) for _ in range(2)]
     assert not any(rollout.restarted for rollout in first)
