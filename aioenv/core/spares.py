@@ -331,9 +331,12 @@ class SpareEnvs:
     def show_last(self, request: BatchRequest, part: WorkerRequest) -> None:
         """Put the last observation of an episode into a reply that shows it: the slot's worker may not know it.
 
-        This is so if the env that was to begin the next episode has no further one.
+        This is so if the env that was to begin the next episode has no further one, and if the process that ran the
+        episode was lost: the one in its place has no observation yet.
         """
-        if (last := self._slots[part.slots[0]].last) is not None:
+        slot = self._slots[part.slots[0]]
+        last = self._last_before_loss(slot)[0] if slot.slot in self.lost else slot.last
+        if last is not None:
             _put_last(last, request, part)
 
     def answer_step(self, request: BatchRequest, part: WorkerRequest) -> bool:
@@ -575,10 +578,8 @@ class SpareEnvs:
     def lose_episode(self, request: BatchRequest, part: WorkerRequest) -> None:
         """Answer a step with the truncated end of an episode that was lost with its worker; `complete` gets it."""
         slot, batch, row = self._slots[part.slots[0]], request.batch, part.start
-        assert self._history is not None
         self.lost.discard(slot.slot)
-        arrays, objects, obs, state = self._history.last_of(slot.slot)
-        last = arrays, [[item] for item in objects], state
+        last, obs = self._last_before_loss(slot)
         _put_last(last, request, part)
         batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, True
         info = {"restarted": True}
@@ -596,6 +597,12 @@ class SpareEnvs:
         slot.restarted = True
         if self._take_over(slot, request, part):
             self._complete(request, part)
+
+    def _last_before_loss(self, slot: _Slot) -> tuple[Last, Any]:
+        """Return the last results of an episode that was lost with its worker, and their observation as a whole."""
+        assert self._history is not None
+        arrays, objects, obs, state = self._history.last_of(slot.slot)
+        return (arrays, [[item] for item in objects], state), obs
 
 
 def _last_of(request: BatchRequest, part: WorkerRequest) -> Last:

@@ -234,13 +234,29 @@ def test_thirty_workers_killed_at_random_moments(mode: Any) -> None:
     assert checked.lost > 3
 
 
+@modes
+@pytest.mark.asyncio
+async def test_a_reset_of_other_slots_shows_the_last_observation_of_a_lost_episode(mode: Any) -> None:
+    """The process in place of the lost one has none, and the episode's end shows it once more."""
+    factories = [partial(gymnasium.make, "CartPole-v1")] * 2
+    restart = aioenv.RestartPolicy(backoff_s=0.0)
+    async with aioenv.AsyncVectorEnv(factories, spare_envs=True, autoreset_mode=mode, restart=restart) as envs:
+        await envs.reset(seed=0)
+        last = (await envs.step([0, 1])).obs[1]
+        worker = envs._session.worker_pool.members[1].worker
+        os.kill(worker.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while worker.generation == 0 and worker.state.value == "ready":
+                await asyncio.sleep(0)
+        obs, _ = await envs.reset(options={"reset_mask": np.array([True, False])})
+        assert obs[1].tolist() == last.tolist()
+        obs, _, _, truncated, info = await envs.step([0, 1])
+        final = info["final_obs"][1] if mode is MODES[1] else obs[1]
+        assert truncated.tolist() == [False, True] and final.tolist() == last.tolist()
+
+
 @pytest.mark.usefixtures("own_fork_server")
-@pytest.mark.parametrize(
-    # under SAME_STEP a lost slot's final_obs is zeros in some of these runs, when workers are not started again
-    "mode",
-    [MODES[0], pytest.param(MODES[1], marks=pytest.mark.stress)],
-    ids=[mode.value for mode in MODES],
-)
+@modes
 def test_workers_killed_more_often_than_they_are_started_again(mode: Any) -> None:
     """Each step returns, or names the slots that must be reset; they go on in the env that they have left."""
     checked = run_on("asyncio", kill_at_random(mode, 10_000, seed=4, max_restarts=3))
