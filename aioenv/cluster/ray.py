@@ -160,7 +160,7 @@ class RaySession:
 
         bundles = [self._cluster.bundle] * self._num_workers
         self._group = group = ray.util.placement_group(bundles, strategy=self._cluster.strategy)
-        ready = _to_future(group.ready().future(), asyncio.get_running_loop())
+        ready = asyncio.wrap_future(group.ready().future())
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await ready
@@ -259,10 +259,6 @@ class RayAgent:
         if not self.ended.done():
             await wait_through_cancel(internal_task(asyncio.wait([self.ended], timeout=_RELEASE_S)))
         self.kill()
-
-
-def _to_future(done: Future[Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
-    return asyncio.wrap_future(done, loop=loop)
 
 
 async def _in_thread(function: Callable[[], None]) -> None:

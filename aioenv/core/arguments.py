@@ -154,8 +154,7 @@ def refuse_on_cluster(**given: bool) -> None:
         "cpu_affinity": "cpu_affinity=, which names CPUs of this machine",
         "stats": "statistics in memory of this machine: SharedRunningStats(shared=False) is merged over the network",
     }
-    if wrong := [reasons[name] for name, is_given in given.items() if is_given]:
-        raise ValueError(f"cluster: not with {'; nor with '.join(wrong)}")
+    _refuse("cluster", reasons, given)
 
 
 def refuse_without_workers(**given: bool) -> None:
@@ -182,8 +181,13 @@ def refuse_with_spares(num_envs: int, num_workers: int | None, **given: bool) ->
         "resume": "RestartPolicy(resume=True): a slot goes on in its other env when a worker has died",
         "transport": 'transport="shared", whose memory has room for one env a slot',
     }
+    _refuse("spare_envs", reasons, given)
+
+
+def _refuse(what: str, reasons: Mapping[str, str], given: Mapping[str, bool]) -> None:
+    """Raise a ValueError with the reasons why arguments that were given don't go together with another one."""
     if wrong := [reasons[name] for name, is_given in given.items() if is_given]:
-        raise ValueError(f"spare_envs: not with {'; nor with '.join(wrong)}")
+        raise ValueError(f"{what}: not with {'; nor with '.join(wrong)}")
 
 
 def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] | None]:

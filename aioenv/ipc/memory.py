@@ -1,6 +1,6 @@
 """Anonymous memory that processes share: passed by descriptor, and freed with the last process that maps it.
 
-Only processes on one machine can share memory. A worker on another machine would get none: `Worker.memory` stays None,
+Only processes on one machine can share memory. A worker on another machine gets none: `Worker.memory` stays None,
 and its frames carry all arrays.
 """
 

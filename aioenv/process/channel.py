@@ -5,7 +5,8 @@ socketpair whose readiness the loop reports, one scatter read into the arrays wh
 write.
 
 `open_channel_ends` makes both ends of a new channel. A launch method passes the worker's descriptors on, and knows
-nothing else about the channel. To add a kind of channel (TCP to a worker on another machine, say), write a class with
+nothing else about the channel. A worker on another machine has a scatter channel over TCP (`remote.py`), which is not
+opened here. To add a kind of channel, write a class with
 the methods of `Channel`. Then add a name to `CHANNELS`, and a branch to `open_channel_ends`.
 """
 

@@ -6,7 +6,7 @@ to the thread. Each worker leads a process group of its own: Ctrl-C does not rea
 be ended with it. A worker may also be a thread of this process.
 
 Three questions about a worker have independent answers. This module answers how it is launched; `channel.py` by what
-channel its frames travel; `ipc/memory.py` what memory it shares. To add a launch method (on other machines, say), write
+channel its frames travel; `ipc/memory.py` what memory it shares. To add a launch method (on this machine), write
 a function like `_spawn` here and a class with the methods of `process.Process`. Then add a name to `START_METHODS`. A
 method that can't pass descriptors on needs a channel that connects by other means, and shares no memory.
 """
