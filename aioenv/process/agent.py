@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -160,7 +159,7 @@ class _Agent:
         next_look, next_sign = time.monotonic() + _ROW_S, time.monotonic() + ALIVE_S
         while self._connected:
             for key, _ in self._selector.select(max(0.0, next_look - time.monotonic())):
-                handle: Callable[[], None] = key.data
+                handle: Callable[[], object] = key.data
                 handle()
             now = time.monotonic()
             if now >= next_look:
@@ -295,7 +294,7 @@ class _Agent:
             return
         registered = self._output in self._selector.get_map()
         if watched and not registered:
-            self._selector.register(self._output, selectors.EVENT_READ, partial(self._read_output))
+            self._selector.register(self._output, selectors.EVENT_READ, self._read_output)
         elif registered and not watched:
             self._selector.unregister(self._output)
 
