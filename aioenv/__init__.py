@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from aioenv.core.results import StepResult as StepResult
     from aioenv.core.waits import Stats as Stats
     from aioenv.creator import EnvCreator as EnvCreator
+    from aioenv.display import show_output as show_output
     from aioenv.errors import ActionError as ActionError
     from aioenv.errors import AioenvError as AioenvError
     from aioenv.errors import ArgumentError as ArgumentError
@@ -138,6 +139,7 @@ _HOME = {
     "is_spare_env": "aioenv.worker.worker_context",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",
+    "show_output": "aioenv.display",
 }
 
 _PACKAGES = ("adapters", "envs", "stats", "sync", "testing")

@@ -51,6 +51,7 @@ from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
 from aioenv.core.worker_pool import WorkerPoolConfig, make_program, needed_by
 from aioenv.creator import bind_to_slots
+from aioenv.display import MOST_ROWS, describe, prepare_notebook, slot_ranges, table
 from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
 from aioenv.process.channel import check_channel
@@ -328,6 +329,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode),
         )
         self._episode_stats = self._config.episodes
+        prepare_notebook()
         # whether something was asked for that only processes give, or that costs as much as they do
         asked = (start, restart, log_prefix, worker_env, cpu_affinity, timeout_s, render, pixels)
         self._needs_workers = (
@@ -447,10 +449,37 @@ class AsyncVectorEnv(Traced, AsyncResource):
                 self._session.forget_code()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "running" if self._backend is not None else "not started"
-        number = 0 if self._config.inline else self._config.num_workers
-        workers = f" num_workers={number}" if self._config.num_workers else ""
-        return f"<{type(self).__name__} num_envs={self.num_envs}{workers} {state}>"
+        return describe(type(self).__name__, self._facts())
+
+    def _repr_html_(self) -> str:
+        facts = self._facts()
+        stats = self.stats()
+        if stats.env_steps:
+            facts["env-steps"] = f"{stats.env_steps:,}, {stats.env_steps_per_s:,.0f} a second, {stats.bound}"
+        workers = self.workers
+        rows = [
+            [worker.pid or "", worker.state, slot_ranges(worker.slots), worker.node or "this machine"]
+            for worker in workers[:MOST_ROWS]
+        ]
+        html = table(type(self).__name__, facts.items())
+        if rows:
+            left = f", the first {MOST_ROWS} of them" if len(workers) > MOST_ROWS else ""
+            html += table(f"{len(workers)} workers{left}", rows, ["pid", "state", "slots", "machine"])
+        return html
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the settings that `repr` and notebooks show, by name."""
+        started = self._backend is not None
+        facts: dict[str, Any] = {}
+        if started and self.spec is not None:
+            facts["env"] = self.spec.id
+        facts |= {"num_envs": self.num_envs, "backend": self.backend}
+        if self._config.num_workers and self.backend != "in_process":
+            facts["num_workers"] = self._config.num_workers
+        if started or self.backend != "native":  # a native vector env brings its own mode
+            facts["autoreset_mode"] = self.autoreset_mode.value
+        facts["state"] = "closed" if self.closed else "running" if started else "not started"
+        return facts
 
     if not TYPE_CHECKING:  # for callers that forget the "async"; type checkers find it by themselves
 

@@ -19,7 +19,7 @@ PACKAGE = Path(aioenv.__file__).parent
 LAYERS = (
     "cli testing adapters sync collector loops make native_vector_env vector_env creator inprocess rollout core "
     "rendering modders cluster process worker state native envs stats assign spaces ipc definitions tracing platform "
-    "mujoco_versions requirements speedups errors"
+    "display mujoco_versions requirements speedups errors"
 ).split()
 INDEPENDENT = {"process", "worker"}
 # modules that a layer has no business with, in any function of it

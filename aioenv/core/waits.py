@@ -6,6 +6,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from aioenv.display import table
+
 if TYPE_CHECKING:
     from aioenv.tracing.timeline import Trace
 
@@ -76,6 +78,14 @@ class Stats(NamedTuple):
         if self.spare_waits:
             lines.append(f"waits for spare envs: {self.spare_waits:,}, {self.spare_wait_s:.3f} s in all")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        seconds = (self.env_s, self.image_s, self.policy_s)
+        rows = [
+            (name, f"{s:.3f}", f"{share:.1%}") for (name, share), s in zip(self.shares.items(), seconds, strict=True)
+        ]
+        title = f"{self.env_steps:,} env-steps, {self.env_steps_per_s:,.0f} a second, {self.bound}"
+        return table(title, rows, ["waited for", "seconds", "share"])
 
 
 class Clock:

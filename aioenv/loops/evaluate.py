@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
+from aioenv.display import table
 from aioenv.errors import EpisodesDone, SlotError, StepTimeout
 from aioenv.rollout.numbered_episodes import Episode, episode_seeds
 
@@ -73,6 +74,7 @@ class _NoBar:
 
 Progress = bool | Callable[[Episode], object]
 
+_COLUMNS = ("episode", "seed", "slot", "return", "length", "seconds", "end", "attempts")
 _ROWS = 20  # the most that the table shows: of longer ones the first and the last rows
 
 
@@ -104,24 +106,40 @@ class Evaluation(NamedTuple):
         return f"<Evaluation of {len(self.episodes)} episodes, return {returns.mean():.6g} +/- {returns.std():.6g}>"
 
     def __str__(self) -> str:
-        rows = [["episode", "seed", "slot", "return", "length", "seconds", "end", "attempts"]]
-        shown = list(self.episodes)
-        if len(shown) > _ROWS:
-            shown = [*shown[: _ROWS // 2], *shown[-_ROWS // 2 :]]
-        for e in shown:
-            end = "terminated" if e.terminated else "truncated"
-            seed = "" if e.seed is None else str(e.seed)
-            seconds = f"{e.time_s:.3f}"
-            numbers = [f"{e.total_reward:.6g}", str(e.length), seconds, end, str(e.attempts)]
-            rows.append([str(e.number), seed, str(e.slot), *numbers])
+        rows = [list(_COLUMNS), *self._rows()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-        if len(shown) < len(self.episodes):
+        if len(self.episodes) > _ROWS:
             lines.insert(1 + _ROWS // 2, "...")
         if self.episodes:
             lines += [_spread("return", self.returns), _spread("length", self.lengths)]
+        return "\n".join([self._title(), *lines])
+
+    def _repr_html_(self) -> str:
+        title = [self._title()]
+        if self.episodes:
+            title += [_spread("return", self.returns), _spread("length", self.lengths)]
+        rows = self._rows()
+        if len(self.episodes) > _ROWS:
+            rows.insert(_ROWS // 2, ["…"] * len(_COLUMNS))
+        return table("; ".join(title), rows, _COLUMNS)
+
+    def _title(self) -> str:
         source = "" if self.seed is None else f", drawn from seed={self.seed}"
-        return "\n".join([f"{len(self.episodes)} episodes{source}", *lines])
+        return f"{len(self.episodes)} episodes{source}"
+
+    def _rows(self) -> list[list[str]]:
+        """Return the texts of the episodes that are shown, a row each."""
+        shown = list(self.episodes)
+        if len(shown) > _ROWS:
+            shown = [*shown[: _ROWS // 2], *shown[-_ROWS // 2 :]]
+        rows = []
+        for e in shown:
+            end = "terminated" if e.terminated else "truncated"
+            seed = "" if e.seed is None else str(e.seed)
+            numbers = [f"{e.total_reward:.6g}", str(e.length), f"{e.time_s:.3f}", end, str(e.attempts)]
+            rows.append([str(e.number), seed, str(e.slot), *numbers])
+        return rows
 
 
 def _spread(name: str, values: npt.NDArray[Any]) -> str:

@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.core.images import colours
+from aioenv.display import video
 from aioenv.errors import RenderError, describe_exit
 from aioenv.loops.evaluate import progress_bar
 from aioenv.make import make_vec
@@ -220,6 +221,9 @@ class Recording(NamedTuple):
     path: Path
     pictures: int
     episodes: int
+
+    def _repr_html_(self) -> str:
+        return video(self.path, f"{self.pictures:,} pictures, {self.episodes:,} episodes ended")
 
 
 async def record(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.core.backend import InitialState, SlotGroup, StepOutcome
+from aioenv.display import table
 from aioenv.errors import ActionError
 from aioenv.spaces.checks import as_array
 from aioenv.spaces.layout import Arrays, Layout
@@ -135,6 +136,31 @@ class Rollout(_RolloutArrays):
         extras = f" extras={list(self.extras)}" if self.extras else ""
         valid = f" valid={self.valid.mean():.0%}" if self.valid.size else ""  # an error's partial may have no step
         return f"<Rollout steps={steps} num_envs={num_envs}{valid}{extras}>"
+
+    def _repr_html_(self) -> str:
+        ends = int((self.terminated | self.truncated).sum())
+        title = f"{self!r}: {ends:,} episodes ended"
+        fields = [(name, getattr(self, name)) for name in ("obs", "actions", "reward", "last_obs")]
+        fields += [(f"extras[{name!r}]", array) for name, array in self.extras.items()]
+        rows = [row for name, value in fields for row in _array_rows(name, value)]
+        return table(title, rows, ["field", "dtype", "shape", "mean", "from", "to"])
+
+
+def _array_rows(name: str, value: Any) -> Iterator[list[str]]:
+    """Yield name, dtype, shape and range of each array in a batch of a Dict or Tuple space, or of one array."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _array_rows(f"{name}[{key!r}]", part)
+    elif isinstance(value, tuple) and not all(isinstance(part, (np.ndarray, Mapping, tuple)) for part in value):
+        yield [name, "object", f"({len(value)},)", "", "", ""]  # a batch of Text, Graph or Sequence
+    elif isinstance(value, tuple):
+        for index, part in enumerate(value):
+            yield from _array_rows(f"{name}[{index}]", part)
+    else:
+        numbers = [""] * 3
+        if value.size and value.dtype.kind in "biuf":
+            numbers = [f"{number:.6g}" for number in (value.mean(), value.min(), value.max())]
+        yield [name, str(value.dtype), str(value.shape), *numbers]
 
 
 class GroupProgress:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from aioenv import make
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult
 from aioenv.core.session import CLOSE_GRACE_S
+from aioenv.display import describe
 from aioenv.envs import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
@@ -380,9 +381,10 @@ class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  
         return self._portal.call(self._envs.is_actor_done)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "running"
-        workers = f" num_workers={len(self.workers)}" if not self.closed and self.workers else ""
-        return f"<aioenv.sync.VectorEnv num_envs={self.num_envs}{workers} {state}>"
+        return describe("aioenv.sync.VectorEnv", self._envs._facts())
+
+    def _repr_html_(self) -> str:
+        return self._envs._repr_html_()
 
     def close(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:  # Gymnasium's has other keywords
         """End the workers and the loop thread. It can be called again.

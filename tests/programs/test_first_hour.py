@@ -95,7 +95,8 @@ def test_what_was_forgotten_is_named_as_it_was():
     program = program.replace("; True:", "\n    if True:")
     done = subprocess.run([sys.executable, "-X", "dev", "-c", program], timeout=50, capture_output=True, text=True)
     assert done.stdout == "up\n"
-    assert "unclosed <AsyncVectorEnv num_envs=2 num_workers=1 running>; its workers were killed" in done.stderr
+    assert "unclosed <AsyncVectorEnv CartPole-v1 num_envs=2 backend=workers num_workers=1 " in done.stderr
+    assert " running>; its workers were killed" in done.stderr
 
 
 def test_run_says_what_to_do_where_a_loop_runs():
@@ -169,17 +170,19 @@ def test_a_factory_that_forgets_to_return_is_named():
 
 def test_things_say_what_they_are():
     envs = aioenv.make_vec("CartPole-v1", 4, num_workers=2)
-    assert repr(envs) == "<AsyncVectorEnv num_envs=4 num_workers=2 not started>"
-    assert repr(aioenv.make_vec("CartPole-v1", 4, backend="native")) == "<NativeVectorEnv num_envs=4 not started>"
+    assert repr(envs) == "<AsyncVectorEnv num_envs=4 backend=workers num_workers=2 autoreset_mode=NextStep not started>"
+    native = aioenv.make_vec("CartPole-v1", 4, backend="native")
+    assert repr(native) == "<NativeVectorEnv num_envs=4 backend=native not started>"
     with sync.make_vec("CartPole-v1", 2, num_workers=1, episode_stats=True) as blocking:
-        assert repr(blocking) == "<aioenv.sync.VectorEnv num_envs=2 num_workers=1 running>"
+        told = "<aioenv.sync.VectorEnv CartPole-v1 num_envs=2 backend=workers num_workers=1 autoreset_mode=NextStep %s>"
+        assert repr(blocking) == told % "running"
         blocking.reset(seed=0)
         rollout = blocking.rollout(lambda obs: np.zeros(len(obs), int), 3)
         assert repr(rollout) == "<Rollout steps=3 num_envs=2 valid=100%>"
         assert repr(blocking.episode_stats) == "<EpisodeStats 0 episodes, 6 steps>"
         evaluation = sync.evaluate(blocking, lambda obs: np.zeros(len(obs), int), 2, seed=0)
         assert repr(evaluation).startswith("<Evaluation of 2 episodes, return ")
-    assert repr(blocking) == "<aioenv.sync.VectorEnv num_envs=2 closed>"
+    assert repr(blocking) == told % "closed"
 
 
 def test_the_blocking_close_says_what_it_does():
