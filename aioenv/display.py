@@ -173,9 +173,7 @@ def _show_interruption(
     for frame, line in traceback.walk_tb(tb):
         if frame.f_code.co_filename.startswith(package):
             where = f" in line {called_at}" if called_at is not None else ""
-            text = (
-                f"{kind.__name__}: the cell was interrupted{where}. No step is lost: the envs go on with the next cell."
-            )
+            text = f"{kind.__name__}: the cell was interrupted{where}. The envs can be stepped on in the next cell."
             shell._showtraceback(kind, exc, [text])
             return
         if frame.f_globals.get("__name__") == "__main__":
