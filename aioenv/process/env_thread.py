@@ -18,7 +18,7 @@ from typing import Any
 from aioenv.errors import ClosedError
 from aioenv.ipc.messages import reason_of
 
-__all__ = ["INLINE_LIMIT_S", "YIELD_AFTER_S", "EnvThread", "RunTimes", "yield_to_loop"]
+__all__ = ["INLINE_LIMIT_S", "YIELD_AFTER_S", "EnvThread", "JobThread", "RunTimes", "yield_to_loop"]
 
 # How long the thread may still run after its last job, in seconds.
 _JOIN_S = 1.0
@@ -90,6 +90,16 @@ def yield_to_loop() -> Generator[None, None, None]:
     yield
 
 
+class JobThread(threading.Thread):
+    """The thread of an `EnvThread`.
+
+    Attributes:
+        loop: the loop that waits for its jobs.
+    """
+
+    loop: asyncio.AbstractEventLoop
+
+
 class EnvThread:
     """Run jobs on one thread, in order, and deliver their results on the loop.
 
@@ -127,7 +137,8 @@ class EnvThread:
                 wake_loop = partial(_deliver_soon, weakref.ref(self), self._loop)
             self._wake_loop = wake_loop
             args = (self._queue, self._results, unclaimed, wake_loop)
-            self._thread = threading.Thread(target=_run_jobs, args=args, name=name, daemon=True)
+            self._thread = JobThread(target=_run_jobs, args=args, name=name, daemon=True)
+            self._thread.loop = self._loop
             self._thread.start()
         except BaseException:
             self._disconnect()

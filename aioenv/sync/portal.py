@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
 from aioenv.platform import HeldSignals
+from aioenv.process.env_thread import JobThread
 
 __all__ = ["MAX_PAUSE_S", "SIGNAL_CHECK_S", "DeferredCall", "LoopHandoff", "Portal", "PortalCall"]
 
@@ -151,8 +152,11 @@ class Portal:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller is the portal's thread or has borrowed its loop: neither may wait for it."""
-        return threading.get_ident() in (self._thread.ident, self._handoff.borrower)
+        """Whether the caller is the portal's thread, has borrowed its loop, or is an env: none may wait for it."""
+        if threading.get_ident() in (self._thread.ident, self._handoff.borrower):
+            return True
+        thread = threading.current_thread()
+        return isinstance(thread, JobThread) and thread.loop is self._loop
 
     @property
     def is_copy(self) -> bool:
@@ -167,8 +171,8 @@ class Portal:
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled, and its end is waited for first.
 
         Raises:
-            LoopError: if this is called on the portal's own thread (which would be a deadlock), or in a forked copy of
-                the process, where the loop doesn't run.
+            LoopError: if this is called on the portal's own thread or by an env that runs on it (which would be a
+                deadlock), or in a forked copy of the process, where the loop doesn't run.
             ClosedError: if the portal is closed.
         """
         call = self.prepare(function, *args, **kwargs)
@@ -190,8 +194,8 @@ class Portal:
             raise self.closed_error()
         if self.is_own_thread:
             raise LoopError(
-                "a blocking call was made on the loop thread that should serve it: it would wait for itself for "
-                "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
+                "a blocking call was made on the loop thread that should serve it, or by an env of this vector env: it "
+                "would wait for itself for ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
             )
         if self.is_copy:
             raise LoopError(

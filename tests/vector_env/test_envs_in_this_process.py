@@ -664,3 +664,17 @@ def test_sync_vector_envs_results_with_infos():
         reference.close()
 
     run_on("uvloop", main())
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"debug": True}], ids=["inline", "debug"])
+def test_an_env_that_steps_its_own_vector_env_is_refused(options):
+    class StepsAll(gym.Wrapper):
+        def step_all(self):
+            return envs.step(np.zeros(2, int))
+
+    with aioenv.sync.make_vec("CartPole-v1", 2, wrappers=[StepsAll], **options) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(aioenv.SlotErrorGroup) as caught:
+            envs.call("step_all")
+        assert all(isinstance(error.__cause__, aioenv.LoopError) for error in caught.value.exceptions)
+        assert envs.step(np.zeros(2, int)).reward.tolist() == [1.0, 1.0]
