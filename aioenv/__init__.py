@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aioenv import stats as stats
     from aioenv import sync as sync
     from aioenv import testing as testing
+    from aioenv import wrappers as wrappers
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
     from aioenv.cluster.ray import RayCluster as RayCluster
@@ -142,7 +143,7 @@ _HOME = {
     "show_output": "aioenv.display",
 }
 
-_PACKAGES = ("adapters", "envs", "stats", "sync", "testing")
+_PACKAGES = ("adapters", "envs", "stats", "sync", "testing", "wrappers")
 
 __all__ = ["__version__", "sync", *_HOME]
 

@@ -17,7 +17,7 @@ import aioenv
 PACKAGE = Path(aioenv.__file__).parent
 # top to bottom
 LAYERS = (
-    "cli testing adapters sync collector loops make native_vector_env vector_env creator inprocess rollout core "
+    "cli testing adapters sync collector loops wrappers make native_vector_env vector_env creator inprocess rollout core "
     "rendering modders cluster process worker state native envs stats assign spaces ipc definitions tracing platform "
     "display mujoco_versions requirements speedups errors"
 ).split()

@@ -12,7 +12,7 @@ import aioenv
 from tests.docs.pages import reference_names
 from tests.kits.process_kit import run_alone
 
-MODULES = ("aioenv", "aioenv.sync", "aioenv.stats", "aioenv.envs", "aioenv.testing")
+MODULES = ("aioenv", "aioenv.sync", "aioenv.stats", "aioenv.envs", "aioenv.testing", "aioenv.wrappers")
 
 
 def test_every_public_name_is_in_the_reference_once():
@@ -51,18 +51,18 @@ def test_every_class_tells_its_arguments():
 
 def test_what_the_package_shows_is_what_it_has():
     code = (
-        "import aioenv; aioenv.stats.EpisodeStats, aioenv.envs.ActorID, aioenv.testing.leak_check, aioenv.adapters;"
+        "import aioenv; aioenv.stats.EpisodeStats, aioenv.envs.ActorID, aioenv.testing.leak_check, aioenv.adapters, aioenv.wrappers;"
         "print([name for name in dir(aioenv) if name[0] != '_' and name not in aioenv.__all__])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "['adapters', 'envs', 'stats', 'testing']\n", done.stdout + done.stderr
+    assert done.stdout == "['adapters', 'envs', 'stats', 'testing', 'wrappers']\n", done.stdout + done.stderr
 
 
 def test_a_name_stays_what_it_is():
     """A module of the same name takes its place in the package when it is imported."""
     code = """
     import importlib, inspect
-    for module in ("aioenv", "aioenv.sync", "aioenv.stats", "aioenv.envs", "aioenv.testing"):
+    for module in ("aioenv", "aioenv.sync", "aioenv.stats", "aioenv.envs", "aioenv.testing", "aioenv.wrappers"):
         home = importlib.import_module(module)
         for name in home.__all__:
             first = getattr(home, name)
