@@ -24,7 +24,7 @@ else:  # it takes no types before Gymnasium 1.4
 
 
 class FrameStackObservation(_Wrapper):
-    """Stack the last observations of each slot, with the results of Gymnasium's `FrameStackObservation` around each env.
+    """Stack the last observations of each slot; results are those of Gymnasium's wrapper of this name around each env.
 
     It is a wrapper of blocking vector envs, Gymnasium's and aioenv's; `aioenv.wrappers.FrameStack` is for asynchronous
     ones.
@@ -75,6 +75,11 @@ class FrameStackObservation(_Wrapper):
         self.rows: Bools | None = None  # the slots of which the next result is; None: all
 
     def _split(self, obs: Any, n: int) -> Arrays:
+        """Return the arrays of n observations, which are only read."""
+        leaf = self._layout.leaves[0]
+        single = type(obs) is np.ndarray and self._layout.is_single_array
+        if single and obs.dtype == leaf.dtype and obs.shape == (n, *leaf.shape):
+            return [obs]
         arrays: Arrays = take_observations(self._layout, obs, n)[0]
         return arrays
 
@@ -101,9 +106,10 @@ class FrameStackObservation(_Wrapper):
             self._ended = np.where(real, ended, self._ended)
         going_on = real & ~begun
         self._newest[going_on] = (self._newest[going_on] + 1) % self.stack_size
+        whole = going_on.all()
         slots = np.flatnonzero(going_on)
         for frames, array in zip(self._frames, arrays, strict=True):
-            frames[slots, self._newest[slots]] = array[slots]
+            frames[slots, self._newest[slots]] = array if whole else array[slots]  # without a copy, if it can be
         if begun.any():
             self._begin(begun, arrays)
         return self._stacks(), reward, terminated, truncated, info

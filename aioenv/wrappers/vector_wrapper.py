@@ -71,8 +71,12 @@ class _LastBatch(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.result: Any = None
         self.actions: Any = None
 
+    def _take(self) -> Any:
+        result, self.result = self.result, None  # its memory is used again once it is released
+        return result
+
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return self.result
+        return self._take()
 
     def step(self, actions: Any) -> Any:
         if actions is not self.actions:
@@ -80,7 +84,7 @@ class _LastBatch(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 "a vector wrapper has changed the actions in `step`, after they were sent: derive it from "
                 "gymnasium.vector.VectorActionWrapper, and change them in `actions`"
             )
-        return self.result
+        return self._take()
 
     def close(self, **kwargs: Any) -> None:
         """Do nothing: `VectorWrapper.close` closes the asynchronous one."""
@@ -389,10 +393,12 @@ class VectorWrapper:
             self.pending_reset = self.pending_reset & (False if mask is None else ~mask)
         else:
             seen = self._see_step(request.actions, result, rows)
-            stepped = np.ones(self.num_envs, np.bool_) if rows is None else rows
+            ended = seen.terminated | seen.truncated
+            if rows is not None:
+                ended = np.where(rows, ended, self.pending_reset)
             if "_active" in seen.info:
-                stepped = stepped & seen.info["_active"]
-            self.pending_reset = np.where(stepped, seen.terminated | seen.truncated, self.pending_reset)
+                ended = np.where(seen.info["_active"], ended, self.pending_reset)
+            self.pending_reset = ended
         self.last_obs = seen.obs
         return seen
 
