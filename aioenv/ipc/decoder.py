@@ -38,6 +38,13 @@ LAZY_BYTES = 1 << 20
 _NOTHING = memoryview(b"")
 
 
+def _crc_of(parts: Sequence[memoryview]) -> int:
+    crc = 0
+    for part in parts:
+        crc = crc32(part, crc)
+    return crc
+
+
 def allocate(size: int) -> memoryview:
     """Allocate memory for a part that a header announces."""
     return memoryview(bytearray(size) if size < LAZY_BYTES else mmap.mmap(-1, size))
@@ -97,6 +104,7 @@ class Decoder:
         self._header: Header | None = None
         self._fixed: Sequence[memoryview] = ()
         self._payload = memoryview(b"")
+        self._body_crc = 0  # of the part of the body that has come
         self._wanted: list[memoryview] = [self._head]
 
     @property
@@ -170,19 +178,22 @@ class Decoder:
             self.chain = header.crc
             self.frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, _NOTHING)))
         elif rest == header.fixed and not header.payload:  # exactly one whole frame: the usual case
-            self._finish_frame(header, fixed, _NOTHING)
+            self._finish_frame(header, fixed, _NOTHING, _crc_of(fixed))
         else:
             self._accept_prediction(header, fixed, rest)
 
     def _fill(self, count: int) -> None:
-        """Note that the first `count` bytes of the wanted buffers were read."""
+        """Note that the first `count` bytes of the wanted buffers were read; their CRC is computed while more come."""
         wanted = self._wanted
         while count:
-            size = len(wanted[0])
-            if count < size:
-                wanted[0] = wanted[0][count:]
+            part = wanted[0]
+            here = min(count, len(part))
+            if self._header is not None:
+                self._body_crc = crc32(part[:here], self._body_crc)
+            if here < len(part):
+                wanted[0] = part[here:]
                 return
-            count -= size
+            count -= here
             del wanted[0]
         if not wanted:
             self._complete()
@@ -191,7 +202,8 @@ class Decoder:
         """Continue after a correct prediction: bytes after the fixed part lie in the spill buffer."""
         spilled = self._spill[: max(0, rest - header.fixed)]
         if header.payload <= rest - header.fixed:
-            self._finish_frame(header, fixed, memoryview(bytes(spilled[: header.payload])))
+            payload = memoryview(bytes(spilled[: header.payload]))
+            self._finish_frame(header, fixed, payload, crc32(payload, _crc_of(fixed)))
             spilled = spilled[header.payload :]
         else:
             self._start_body(header, fixed)
@@ -299,16 +311,11 @@ class Decoder:
             self._start_body(header, fixed)
             if self._wanted:
                 return
-        self._finish_frame(header, self._fixed, self._payload)
+        self._finish_frame(header, self._fixed, self._payload, self._body_crc)
         self._expect_header()
 
-    def _finish_frame(self, header: Header, fixed: Sequence[memoryview], payload: memoryview) -> None:
-        """Check the body, which is where it belongs, and add the frame."""
-        crc = 0
-        for part in fixed:
-            crc = crc32(part, crc)
-        if len(payload):
-            crc = crc32(payload, crc)
+    def _finish_frame(self, header: Header, fixed: Sequence[memoryview], payload: memoryview, crc: int) -> None:
+        """Check the body, which is where it belongs and has this CRC, and add the frame."""
         if crc != header.body_crc:
             self._fail(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return

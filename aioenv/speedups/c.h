@@ -68,11 +68,21 @@ void release_buffers(Buffers *buffers);
 int prepend_header(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t request, uint32_t generation,
                    Py_ssize_t size, Py_ssize_t payload, uint32_t body, uint32_t *chain);
 
-/* Return whether a read of `count` bytes starts with one whole frame that is in order; -1: exception. The buffers
- * are those of the header, of the predicted fixed part, and the spill. The frame's fixed part must fill the
- * predicted buffers. `more` becomes the number of bytes after the frame. `is_one_frame` allows neither such bytes
- * nor a payload. */
-int starts_with_frame(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t *more);
+/* The first bytes of a frame's fixed part, and their CRC. */
+typedef struct {
+    Py_ssize_t count;
+    uint32_t crc;
+} CheckedBytes;
+
+/* Read from a descriptor that does not block. The buffers are those of the header, of the predicted fixed part, and
+ * the spill. A large frame may take several reads, between which CRCs are computed. Return as `readv`; -2: exception. */
+ssize_t read_in_pieces(int fd, const Buffers *buffers, CheckedBytes *checked);
+
+/* Return whether a read of `count` bytes into such buffers starts with one whole frame that is in order; -1:
+ * exception. The frame's fixed part must fill the predicted buffers. `checked`, or NULL, spares computing its CRC
+ * again. `more` becomes the number of bytes after the frame. `is_one_frame` allows neither such bytes nor a payload. */
+int starts_with_frame(Py_ssize_t count, uint32_t chain, const Buffers *buffers, const CheckedBytes *checked,
+                      Py_ssize_t *more);
 int is_one_frame(Py_ssize_t count, uint32_t chain, const Buffers *buffers);
 uint32_t payload_size(const Buffers *buffers);
 

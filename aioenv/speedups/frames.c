@@ -7,6 +7,9 @@
 
 static const uint8_t MAGIC[] = {MAGIC_BYTES};
 
+/* A large frame is read in pieces of this size: the CRC of each is computed while it is in the CPU's cache. */
+static const Py_ssize_t PIECE_BYTES = (Py_ssize_t)1 << 18;
+
 /* Update `chain`, the CRC of the previous header, to that of this one. */
 static int extend_chain(const uint8_t *head, uint32_t *chain) { return add_to_crc(head, AT_CRC, chain); }
 
@@ -120,53 +123,115 @@ uint32_t payload_size(const Buffers *buffers) {
     return read_uint32((const uint8_t *)buffers->views[0].buf + AT_PAYLOAD);
 }
 
-int crcs_match(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const uint8_t *payload,
-               Py_ssize_t payload_bytes) {
-    const uint8_t *head = buffers->views[0].buf;
-    uint32_t body = 0;
-    if (memcmp(head, MAGIC, sizeof MAGIC) || head[AT_VERSION] != VERSION)
-        return 0;
+/* Add `size` bytes of the predicted buffers, from an offset on, to a CRC. Return -1 with an exception. */
+static int add_predicted_to_crc(const Buffers *buffers, Py_ssize_t offset, Py_ssize_t size, uint32_t *crc) {
     for (int i = 1; size; i++) {
         const Py_buffer *view = &buffers->views[i];
-        Py_ssize_t here = view->len < size ? view->len : size;
-        if (add_to_crc(view->buf, here, &body) < 0)
+        if (offset >= view->len) {
+            offset -= view->len;
+            continue;
+        }
+        Py_ssize_t here = view->len - offset < size ? view->len - offset : size;
+        if (add_to_crc((const char *)view->buf + offset, here, crc) < 0)
             return -1;
+        offset = 0;
         size -= here;
     }
-    if (add_to_crc(payload, payload_bytes, &body) < 0 || extend_chain(head, &chain) < 0)
+    return 0;
+}
+
+/* Return whether a frame's header has this body's CRC and follows the header before it; -1: exception. */
+static int header_matches(const uint8_t *head, uint32_t chain, uint32_t body) {
+    if (memcmp(head, MAGIC, sizeof MAGIC) || head[AT_VERSION] != VERSION)
+        return 0;
+    if (extend_chain(head, &chain) < 0)
         return -1;
     return body == read_uint32(head + AT_BODY_CRC) && chain == read_uint32(head + AT_CRC);
 }
 
-int contiguous_crcs_match(uint32_t chain, const uint8_t *head, const uint8_t *body, Py_ssize_t size) {
-    uint32_t crc = 0;
-    if (memcmp(head, MAGIC, sizeof MAGIC) || head[AT_VERSION] != VERSION)
-        return 0;
-    if (add_to_crc(body, size, &crc) < 0 || extend_chain(head, &chain) < 0)
+int crcs_match(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const uint8_t *payload,
+               Py_ssize_t payload_bytes) {
+    uint32_t body = 0;
+    if (add_predicted_to_crc(buffers, 0, size, &body) < 0 || add_to_crc(payload, payload_bytes, &body) < 0)
         return -1;
-    return crc == read_uint32(head + AT_BODY_CRC) && chain == read_uint32(head + AT_CRC);
+    return header_matches(buffers->views[0].buf, chain, body);
 }
 
-int starts_with_frame(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t *more) {
-    const uint8_t *head = buffers->views[0].buf;
-    const Py_buffer *spill = &buffers->views[buffers->count - 1];
+int contiguous_crcs_match(uint32_t chain, const uint8_t *head, const uint8_t *body, Py_ssize_t size) {
+    uint32_t crc = 0;
+    return add_to_crc(body, size, &crc) < 0 ? -1 : header_matches(head, chain, crc);
+}
+
+static Py_ssize_t predicted_size(const Buffers *buffers) {
     Py_ssize_t size = 0;
     for (int i = 1; i < buffers->count - 1; i++)
         size += buffers->views[i].len;
+    return size;
+}
+
+/* Read once into the buffers from an offset on, up to `limit` bytes. */
+static ssize_t read_from(int fd, const Buffers *buffers, Py_ssize_t offset, Py_ssize_t limit) {
+    struct iovec parts[MAX_BUFFERS];
+    int count = 0;
+    for (int i = 0; i < buffers->count && limit; i++) {
+        struct iovec part = buffers->parts[i];
+        if (offset >= (Py_ssize_t)part.iov_len) {
+            offset -= (Py_ssize_t)part.iov_len;
+            continue;
+        }
+        part.iov_base = (char *)part.iov_base + offset;
+        part.iov_len -= (size_t)offset;
+        offset = 0;
+        if (part.iov_len > (size_t)limit)
+            part.iov_len = (size_t)limit;
+        limit -= (Py_ssize_t)part.iov_len;
+        parts[count++] = part;
+    }
+    return readv(fd, parts, count);
+}
+
+ssize_t read_in_pieces(int fd, const Buffers *buffers, CheckedBytes *checked) {
+    Py_ssize_t size = predicted_size(buffers), whole = HEADER_BYTES + size, count = 0;
+    *checked = (CheckedBytes){0, 0};
+    if (size < 2 * PIECE_BYTES)
+        return readv(fd, buffers->parts, buffers->count);
+    do {
+        ssize_t more = read_from(fd, buffers, count, whole - count > PIECE_BYTES ? PIECE_BYTES : PY_SSIZE_T_MAX);
+        if (more <= 0) /* after some bytes, the next read meets the end or the error again */
+            return count ? count : more;
+        count += more;
+        if (count < HEADER_BYTES || read_uint32((const uint8_t *)buffers->views[0].buf + AT_FIXED) != (size_t)size)
+            return count;
+        Py_ssize_t here = (count < whole ? count : whole) - HEADER_BYTES - checked->count;
+        if (add_predicted_to_crc(buffers, checked->count, here, &checked->crc) < 0)
+            return -2;
+        checked->count += here;
+    } while (count < whole);
+    return count;
+}
+
+int starts_with_frame(Py_ssize_t count, uint32_t chain, const Buffers *buffers, const CheckedBytes *checked,
+                      Py_ssize_t *more) {
+    const uint8_t *head = buffers->views[0].buf;
+    const Py_buffer *spill = &buffers->views[buffers->count - 1];
+    Py_ssize_t size = predicted_size(buffers);
     if (count < HEADER_BYTES + size || read_uint32(head + AT_FIXED) != (size_t)size)
         return 0;
     uint32_t payload = payload_size(buffers);
     *more = count - HEADER_BYTES - size - payload;
     if (payload > spill->len || *more < 0)
         return 0;
-    return crcs_match(chain, buffers, size, spill->buf, payload);
+    if (checked == NULL || checked->count < size)
+        return crcs_match(chain, buffers, size, spill->buf, payload);
+    uint32_t body = checked->crc;
+    return add_to_crc(spill->buf, payload, &body) < 0 ? -1 : header_matches(head, chain, body);
 }
 
 int is_one_frame(Py_ssize_t count, uint32_t chain, const Buffers *buffers) {
     Py_ssize_t more = 0;
     if (count >= HEADER_BYTES && payload_size(buffers))
         return 0;
-    int whole = starts_with_frame(count, chain, buffers, &more);
+    int whole = starts_with_frame(count, chain, buffers, NULL, &more);
     return whole == 1 && more ? 0 : whole;
 }
 

@@ -298,7 +298,10 @@ PyObject *take_replies(PyObject *module, PyObject *channel) {
         result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
         goto done;
     }
-    ssize_t count = readv(fd, buffers.parts, buffers.count); /* non-blocking */
+    CheckedBytes checked;
+    ssize_t count = read_in_pieces(fd, &buffers, &checked);
+    if (count == -2)
+        goto done;
     if (count < 0) {
         /* Except for EAGAIN, Python tries again and reports the error. */
         result = errno == EAGAIN || errno == EWOULDBLOCK ? PyLong_FromLong(-1) : Py_NewRef(Py_None);
@@ -306,7 +309,7 @@ PyObject *take_replies(PyObject *module, PyObject *channel) {
     }
     Py_ssize_t more; /* bytes after the frame */
     const uint8_t *head = buffers.views[0].buf, *spill = buffers.views[buffers.count - 1].buf;
-    plain = starts_with_frame(count, chain, &buffers, &more);
+    plain = starts_with_frame(count, chain, &buffers, &checked, &more);
     if (plain == 1 && !is_result_for(head, expected.request, generation))
         plain = 0;
     if (plain == 1)
