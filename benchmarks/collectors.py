@@ -1,12 +1,16 @@
 """Rollouts with a policy: collectors, and as many plain processes that keep their rollouts to themselves.
 
 The plain processes loop over `rollout` of a vector env of their own, with the same policy. Nothing is faster on these
-CPUs, so what collectors take more is the cost of handing rollouts out.
+CPUs, so what collectors take more is the cost of handing rollouts out. RLlib's env runners are measured too, where the
+environment variable RLLIB_PYTHON names a Python that has them (see `rllib_runners.py`).
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import subprocess
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -20,13 +24,14 @@ import aioenv
 from aioenv.cli.contenders import NotApplicable, Workload
 from aioenv.platform import usable_cpus
 
-__all__ = ["COLLECTED_KEYS", "COLLECTOR_ENVS", "by_collectors", "by_processes"]
+__all__ = ["COLLECTED_KEYS", "COLLECTOR_ENVS", "by_collectors", "by_processes", "by_rllib"]
 
 COLLECTED_KEYS = ("env-steps/s", "CPU µs a step")
 COLLECTOR_ENVS = {"collectors": "CartPole-v1", "collectors-halfcheetah": "HalfCheetah-v5"}
 STEPS = 128
 HIDDEN = 64
 READY_S = 120.0
+RLLIB_PYTHON = "RLLIB_PYTHON"  # an environment variable
 
 
 class SmallPolicy:
@@ -73,8 +78,7 @@ def _policy(workload: Workload, torch: bool) -> Any:
     Raises:
         NotApplicable: if torch is not installed, or the env is none of these.
     """
-    if workload.env not in COLLECTOR_ENVS.values():
-        raise NotApplicable(f"takes one of {', '.join(COLLECTOR_ENVS.values())}")
+    _check_env(workload)
     if torch:
         try:
             import torch as library  # noqa: F401
@@ -84,6 +88,11 @@ def _policy(workload: Workload, torch: bool) -> Any:
         raise NotApplicable("it reads CPU times from /proc")
     inputs, outputs = (4, 0) if workload.env == "CartPole-v1" else (17, 6)
     return partial(SmallPolicy, inputs, outputs, torch)
+
+
+def _check_env(workload: Workload) -> None:
+    if workload.env not in COLLECTOR_ENVS.values():
+        raise NotApplicable(f"takes one of {', '.join(COLLECTOR_ENVS.values())}")
 
 
 def _told(env_steps: float, seconds: float, cpu_s: float) -> dict[str, float]:
@@ -159,3 +168,30 @@ def _cpu_s(pids: Iterable[int | None]) -> float:
         for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):  # finer than the ticks of /proc/PID/stat
             total += int(file.read_text(encoding="utf-8").split()[0]) / 1e9
     return total
+
+
+# ---------------------------------------------------------------- RLlib
+
+
+def by_rllib(workload: Workload) -> dict[str, float]:
+    """Measure an actor with an env runner of RLlib a CPU.
+
+    Raises:
+        NotApplicable: if there is no Python that has RLlib, or the env is none of these.
+    """
+    _check_env(workload)
+    if not (python := os.environ.get(RLLIB_PYTHON)):
+        raise NotApplicable(f"{RLLIB_PYTHON} names no Python with RLlib")
+    count = usable_cpus()
+    numbers = {
+        "runners": count,
+        "envs": workload.num_envs // count,
+        "steps": STEPS,
+        "hidden": HIDDEN,
+        "seconds": workload.seconds,
+    }
+    arguments = [f"--{name}={value}" for name, value in numbers.items()]
+    program = str(Path(__file__).with_name("rllib_runners.py"))
+    done = subprocess.run([python, program, workload.env, *arguments], stdout=subprocess.PIPE, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return _told(found["env_steps"], found["seconds"], found["cpu_s"])

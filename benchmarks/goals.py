@@ -9,6 +9,7 @@ from typing import Any
 from aioenv.cli.bench import load_mark
 from benchmarks.cluster import TIANSHOU
 from benchmarks.collectors import COLLECTOR_ENVS
+from benchmarks.delayed_rollouts import DELAY_MS, DELAYED_ENVS, LOSS
 from benchmarks.network import DELAYS_MS, NETWORK_ENVS, Model
 from benchmarks.rows import AWAITED, CHEAP_ENVS, CHEAP_TASKS, MUJOCO_GOALS, MUJOCO_MORE, RAW
 
@@ -198,10 +199,15 @@ def goals(cpus: int) -> list[Goal]:
         )
     for delay in DELAYS_MS:
         found.append(Goal(f"steps with {delay:g} ms each way, % off the model", 15, 15, _off_model(delay), True))
+    for key, env in DELAYED_ENVS.items():
+        lost = _number(key, "aioenv-prefetch", LOSS)
+        found.append(Goal(f"{env}, rollouts of collectors with {DELAY_MS:g} ms each way, % lost", 3, 3, lost, True))
     for key, env in COLLECTOR_ENVS.items():
         for kind in ("", "-torch"):
             handed = _ratio(key, f"aioenv{kind}", f"processes{kind}")
             found.append(Goal(f"{env} x 64, collectors{kind}, x plain processes", 0.93, 0.93, handed))
+        runners = _ratio(key, "aioenv-torch", "rllib")
+        found.append(Goal(f"{env} x 64, collectors-torch, x RLlib's env runners", 3, 3, runners))
     for n, bar in ((1, 1.0), (4, 1.15), (8, 1.2), (16, 1.2), (64, 1.2)):
         here = _ratio(f"cheap-cartpole-{n}", "aioenv-in-process", "gymnasium-sync")
         found.append(Goal(f"CartPole-v1 x {n}, num_workers=0, x Sync", bar, bar, here))

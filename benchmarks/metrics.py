@@ -31,7 +31,8 @@ from aioenv.stats.running import SharedRunningStats
 from aioenv.stats.sharing import can_share
 from benchmarks import contenders
 from benchmarks.cluster import CLUSTER, TIANSHOU
-from benchmarks.collectors import COLLECTED_KEYS, by_collectors, by_processes
+from benchmarks.collectors import COLLECTED_KEYS, by_collectors, by_processes, by_rllib
+from benchmarks.delayed_rollouts import DELAY_MS, DELAYED, DELAYED_KEYS
 from benchmarks.images import (
     IMAGES_PER_S,
     QUALITIES,
@@ -452,6 +453,14 @@ METRICS: dict[str, Metric] = {
         env="noop",
         num_envs=NUM_ENVS,
     ),
+    "network-rollouts": Metric(
+        f"Rollouts of two collectors over a network that delays by {DELAY_MS:g} ms each way, against no delay",
+        DELAYED_KEYS,
+        DELAYED,
+        {},
+        env="noop",
+        num_envs=NUM_ENVS,
+    ),
     "stats": Metric(
         "Shared statistics of a HalfCheetah's observations: an update, and the merge of one from each slot",
         ("update µs", "merge µs"),
@@ -530,8 +539,9 @@ METRICS: dict[str, Metric] = {
             "aioenv-prefetch": partial(by_collectors, False, 1),
             "processes-torch": partial(by_processes, True),
             "aioenv-torch": partial(by_collectors, True, 0),
+            "rllib": by_rllib,
         },
-        {"x processes": "processes", "x processes-torch": "processes-torch"},
+        {"x processes": "processes", "x processes-torch": "processes-torch", "x rllib": "rllib"},
         env="CartPole-v1",
         num_envs=64,
     ),

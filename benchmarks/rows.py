@@ -9,6 +9,7 @@ from aioenv.cli.contenders import MAX_PROCESSES
 from benchmarks.cluster import TIANSHOU
 from benchmarks.collectors import COLLECTOR_ENVS
 from benchmarks.contenders import CONTENDERS
+from benchmarks.delayed_rollouts import DELAYED, DELAYED_ENVS
 from benchmarks.metrics import METRICS
 from benchmarks.network import NETWORK_ENVS
 from benchmarks.resets import LONGER, RESET_ENVS
@@ -52,13 +53,14 @@ CLOCKED = (
     "cluster",
     "collectors",
 )
-SLOW_METRICS = ("memory", "pool-exact", "render-workers", "cluster", "network")
+SLOW_METRICS = ("memory", "pool-exact", "render-workers", "cluster", "network", "network-rollouts")
 # Metrics with several rows: the keys of their rows, and the envs.
 ROWS_OF = {
     "resets": {f"resets-{env.removesuffix('Resets-v0').lower()}": env for env in RESET_ENVS},
     "collectors": COLLECTOR_ENVS,
     "cluster": {"cluster-cartpole": "CartPole-v1", "cluster-ant": "Ant-v5", "cluster-pixels": "pixels"},
     "network": {f"network-{env}": env for env in NETWORK_ENVS},
+    "network-rollouts": DELAYED_ENVS,
 }
 OVER_NETWORK = ("aioenv", "aioenv-tcp", "aioenv-ray")
 CONTENDERS_OF = {
@@ -173,6 +175,7 @@ _METRIC_S = {
     **dict.fromkeys(("cluster: aioenv-ray", "cluster: ray-actors"), 10.0),
     f"cluster: {TIANSHOU}": 60.0,
     **{f"network: aioenv-{n}": 8.0 for n in (2, 3, 4, 16)},
+    **{f"network-rollouts: {name}": 22.0 for name in DELAYED},
     **{f"render-workers: aioenv-{n}": 4.0 + n for n in (1, 2, 4, 8)},
 }
 

@@ -61,6 +61,21 @@ def test_collectors_and_plain_processes(name, env):
         METRICS["collectors"].measures[name](Workload("noop", 2, 0.01))
 
 
+def test_rllib_is_measured_by_the_python_that_has_it(monkeypatch):
+    measure = METRICS["collectors"].measures["rllib"]
+    with pytest.raises(NotApplicable, match="takes one of CartPole-v1"):
+        measure(Workload("noop", 2, 0.01))
+    python = os.environ.get("RLLIB_PYTHON")
+    monkeypatch.delenv("RLLIB_PYTHON", raising=False)
+    with pytest.raises(NotApplicable, match="RLLIB_PYTHON names no Python with RLlib"):
+        measure(Workload("CartPole-v1", 2, 0.01))
+    if python is None:
+        pytest.skip("RLLIB_PYTHON is not set")
+    monkeypatch.setenv("RLLIB_PYTHON", python)
+    result = measure(Workload("CartPole-v1", 4, 0.1))
+    assert result["env-steps/s"] > 100 and 0.5 < result["CPU µs a step"] < 1e5
+
+
 @pytest.mark.parametrize(
     ("metric", "env", "contenders", "baselines", "keys"),
     [

@@ -11,6 +11,7 @@ import pytest
 from aioenv.cli.contenders import NotApplicable, Workload, run_contender
 from aioenv.platform import usable_cpus
 from benchmarks import cluster, goals, tables
+from benchmarks.delayed_rollouts import DELAYED_KEYS, LOSS
 from benchmarks.metrics import METRICS, REGISTRY
 from benchmarks.network import (
     DELAYS_MS,
@@ -97,6 +98,19 @@ def test_steps_are_delayed():
     for wrong in (Workload("CartPole-v1", 4, 0.02), Workload("noop", 3, 0.02)):
         with pytest.raises(NotApplicable, match="takes noop or pixels, and a number of envs that 2 divides"):
             METRICS["network"].measures["aioenv-2"](wrong)
+
+
+def test_rollouts_of_collectors_are_delayed():
+    found = {}
+    for name in ("aioenv", "aioenv-prefetch"):
+        found[name] = run_contender(f"network-rollouts: {name}", Workload("CartPole-v1", 4, 0.02), REGISTRY)
+        assert set(DELAYED_KEYS) <= set(found[name])
+    # two collectors have two slots each; no more rollouts than these fit into a round trip of 20 ms
+    assert found["aioenv"][DELAYED_KEYS[2]] < 1.05 * 2 * 2 * 128 / 20e-3
+    assert found["aioenv-prefetch"][DELAYED_KEYS[2]] < 2.1 * 2 * 2 * 128 / 20e-3
+    assert found["aioenv"][LOSS] > 10
+    with pytest.raises(NotApplicable, match="takes one of noop, CartPole-v1"):
+        METRICS["network-rollouts"].measures["aioenv"](Workload("pixels", 2, 0.02))
 
 
 def test_bare_sockets_carry_as_many_bytes():

@@ -29,6 +29,7 @@ class Relay:
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._queue: list[tuple[float, int, socket.socket, bytes]] = []
         self._number = 0
+        self._due = 0.0  # of what was last delayed
         self._selector = selectors.SelectSelector()  # epoll rounds timeouts up to milliseconds
         self._wake, waker = socket.socketpair()
         self._waker = waker
@@ -110,9 +111,10 @@ class Relay:
             if not data:
                 self._selector.unregister(sock)
             return
-        if self.delay_s:
+        if self.delay_s or self._queue:
             self._number += 1
-            heapq.heappush(self._queue, (time.monotonic() + self.delay_s, self._number, self._pairs[sock], data))
+            self._due = max(self._due, time.monotonic() + self.delay_s)  # a shorter delay lets nothing overtake
+            heapq.heappush(self._queue, (self._due, self._number, self._pairs[sock], data))
             if not data:
                 self._selector.unregister(sock)
         else:
