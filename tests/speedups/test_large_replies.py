@@ -33,7 +33,7 @@ CHUNKS = {
 }
 
 
-class Talk:
+class Conversation:
     """A channel, and requests for large replies: what has come of them."""
 
     def __init__(self, count: int) -> None:
@@ -106,16 +106,16 @@ async def test_they_arrive_however_they_are_divided(monkeypatch, replies, c, chu
     if not c:
         in_python(monkeypatch)
     sent, data = replies
-    talk = Talk(len(sent))
+    conversation = Conversation(len(sent))
     try:
-        await talk.take(data, chunks)
-        await talk.end()
-        assert not talk.requests.pending
-        assert talk.payloads == [b"", b"payload", b"payload" * 2]
-        for arrays, expected in zip(talk.arrays, sent, strict=True):
+        await conversation.take(data, chunks)
+        await conversation.end()
+        assert not conversation.requests.pending
+        assert conversation.payloads == [b"", b"payload", b"payload" * 2]
+        for arrays, expected in zip(conversation.arrays, sent, strict=True):
             assert all(np.array_equal(array, other) for array, other in zip(arrays, expected, strict=True))
     finally:
-        talk.close()
+        conversation.close()
 
 
 PLACES = [3, HEADER_BYTES, HEADER_BYTES + 11, HEADER_BYTES + PIECE, WHOLE - 1, WHOLE + 3, WHOLE + HEADER_BYTES + PIECE]
@@ -131,11 +131,11 @@ async def test_a_flipped_bit_is_found_in_every_piece(monkeypatch, replies, c, ch
     _, data = replies
     spoilt = bytearray(data)
     spoilt[place] ^= 1
-    talk = Talk(3)
+    conversation = Conversation(3)
     try:
-        await talk.take(bytes(spoilt), chunks)
+        await conversation.take(bytes(spoilt), chunks)
         with pytest.raises(WireError):
-            await talk.end()
-        assert len(talk.payloads) == (place >= WHOLE)
+            await conversation.end()
+        assert len(conversation.payloads) == (place >= WHOLE)
     finally:
-        talk.close()
+        conversation.close()
