@@ -28,6 +28,7 @@ from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import (
     TASKS,
     is_native_task,
+    is_our_entry_point,
     make_env,
     make_with_hints,
     refuse_wrappers,
@@ -133,6 +134,12 @@ def make_vec(
     if isinstance(env, str) and ":" not in env:  # "module:id" is imported in the worker
         env = versioned(env)
     if isinstance(env, EnvSpec):
+        given = sorted({*env.kwargs} & {*_PARAMETERS, "env_wrappers"} - {"num_envs", "autoreset_mode"})
+        if given and is_our_entry_point(env):
+            raise ValueError(
+                f"env: the spec of {env.id} is of a vector env that was made with {', '.join(given)}: "
+                "gymnasium.make_vec(spec) makes it again. Here pass the id, and these as arguments"
+            )
         theirs = split_spec(env)
         env = theirs.spec
         num_envs = theirs.num_envs if num_envs is None else num_envs

@@ -34,7 +34,7 @@ from aioenv.rendering.pixels import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
-from aioenv.worker.making import is_native_task, make_registered, refuse_wrappers, with_num_envs
+from aioenv.worker.making import is_native_task, make_registered, refuse_wrappers, vector_entry_point, with_num_envs
 
 if TYPE_CHECKING:
     from aioenv.process.restart_policy import RestartPolicy
@@ -281,7 +281,7 @@ def vector_env_factory(
         refuse_wrappers(spec)
         if is_native_task(spec):
             require_batch()
-        elif spec.vector_entry_point is None:
+        elif vector_entry_point(spec) is None:
             raise ValueError(
                 f'backend="native": {spec.id} has no vector_entry_point: there is no vector env of it; use '
                 'backend="workers", or pass a function that makes a gymnasium.vector.VectorEnv'

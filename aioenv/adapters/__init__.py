@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from aioenv.requirements import check_requirements
 
 if TYPE_CHECKING:
+    from aioenv.adapters import gymnasium as gymnasium
     from aioenv.adapters import sb3 as sb3
 
-__all__ = ["sb3"]
+__all__ = ["gymnasium", "sb3"]
 
 
 if not TYPE_CHECKING:

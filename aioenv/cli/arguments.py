@@ -25,7 +25,7 @@ from gymnasium.envs.registration import EnvSpec
 from aioenv.cli.processes import EndedBySignal, standard_library_end
 from aioenv.cli.terminal import STDOUT
 from aioenv.requirements import has_batch
-from aioenv.worker.making import is_native_task
+from aioenv.worker.making import is_native_task, vector_entry_point
 
 __all__ = [
     "SYNTHETIC",
@@ -245,7 +245,7 @@ def native_problem(env: str) -> str | None:
     """Explain why an env has no vectorised version here, ours or its authors'; None if it has one."""
     if env not in SYNTHETIC:
         spec = registered(env)
-        if spec.vector_entry_point is not None or (is_native_task(spec) and has_batch()):
+        if vector_entry_point(spec) is not None or (is_native_task(spec) and has_batch()):
             return None
         if is_native_task(spec):
             return "it needs mujoco >= 3.17 (mujoco.batch)"

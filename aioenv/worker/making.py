@@ -23,11 +23,14 @@ from aioenv.requirements import require_batch
 from aioenv.worker.mujoco_gl import check_mujoco_gl
 
 __all__ = [
+    "NAMESPACE",
+    "OUR_ENTRY_POINTS",
     "TASKS",
     "AnyVectorEnv",
     "VectorSpec",
     "explain_no_env",
     "is_native_task",
+    "is_our_entry_point",
     "make_env",
     "make_registered",
     "make_vector_env",
@@ -132,6 +135,18 @@ TASKS = {
 }
 
 
+# In Gymnasium's registry: the namespace of the ids that `aioenv.adapters.gymnasium` registers, and what the
+# `vector_entry_point` of these, and of others that it sets, begins with.
+NAMESPACE = "aioenv"
+OUR_ENTRY_POINTS = "aioenv.adapters.gymnasium:"
+
+
+def is_our_entry_point(spec: EnvSpec) -> bool:
+    """Return whether a spec's vector env is what aioenv itself makes of its single envs."""
+    point = spec.vector_entry_point
+    return isinstance(point, str) and point.startswith(OUR_ENTRY_POINTS)
+
+
 def is_native_task(env: Any) -> bool:
     """Return whether an id, spec or class makes a `NativeMujocoEnv`.
 
@@ -147,7 +162,7 @@ def is_native_task(env: Any) -> bool:
         if not isinstance(env, str) or ":" in env:
             return False
         env = gymnasium.spec(env)
-    return env.vector_entry_point is None and env.entry_point in TASKS and not env.additional_wrappers
+    return vector_entry_point(env) is None and env.entry_point in TASKS and not env.additional_wrappers
 
 
 # ------------------------------------------------------------ vector envs
@@ -218,16 +233,19 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
 
 def vector_entry_point(spec: EnvSpec) -> Any:
     """Return the entry point of a spec's vector env: the registered one, or a faster one; None if there is none."""
+    if is_our_entry_point(spec):
+        return None
     entry_point: Any = spec.vector_entry_point
     return _FASTER.get(entry_point, entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def versioned(env_id: str) -> str:
-    """Add the latest version to an id without one, and warn as `gymnasium.make` does.
+    """Add the latest version to an id without one, and warn as `gymnasium.make` does. Leave out aioenv's namespace.
 
     Raises:
         gymnasium.error.Error: if it is malformed.
     """
+    env_id = env_id.removeprefix(f"{NAMESPACE}/")
     namespace, name, version = parse_env_id(env_id)
     latest = find_highest_version(namespace, name) if version is None else None
     if latest is None:
@@ -292,7 +310,7 @@ def split_spec(spec: EnvSpec) -> VectorSpec:
     if "autoreset_mode" in kwargs:
         settings["autoreset_mode"] = kwargs.pop("autoreset_mode")
     steps = kwargs.pop("max_episode_steps", None)
-    ours = spec.vector_entry_point in TASKS.values()  # `make_registered` finds it again
+    ours = spec.vector_entry_point in TASKS.values() or is_our_entry_point(spec)  # `make_registered` finds it again
     single = dataclasses.replace(
         spec,
         kwargs=kwargs,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import pickle
 import re
@@ -33,6 +34,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from aioenv.errors import WireError
 from aioenv.ipc.messages import dump, load
+from aioenv.worker.making import NAMESPACE, is_our_entry_point
 
 __all__ = [
     "OmittedValue",
@@ -345,7 +347,7 @@ def capture_registry() -> Registry:
     """Capture the registry of this process."""
     entries, specs, names = _entries(), [], set[str]()
     main = sys.modules["__main__"]
-    for env_id, spec in gymnasium.registry.items():
+    for env_id, spec in _registered():
         data = entries.get(env_id)
         if data is None or b"main__" in data:
             specs.append((env_id, spec))
@@ -384,10 +386,19 @@ def register_specs(specs: Mapping[str, EnvSpec | str]) -> None:
         gymnasium.registry[env_id] = _broken(env_id, spec) if isinstance(spec, str) else spec
 
 
+def _registered() -> Iterator[tuple[str, EnvSpec]]:
+    """Iterate over the registry without what `aioenv.adapters.gymnasium` adds: workers need only single envs."""
+    for env_id, spec in gymnasium.registry.items():
+        if not is_our_entry_point(spec):
+            yield env_id, spec
+        elif spec.namespace != NAMESPACE:
+            yield env_id, dataclasses.replace(spec, vector_entry_point=None)
+
+
 def _entries() -> dict[str, bytes]:
     """Return the entries that pickle, by id."""
     entries: dict[str, bytes] = {}
-    for env_id, spec in gymnasium.registry.items():
+    for env_id, spec in _registered():
         with contextlib.suppress(Exception):
             entries[env_id] = pickle.dumps(spec, protocol=pickle.HIGHEST_PROTOCOL)
     return entries
