@@ -25,6 +25,7 @@ from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.images import side_by_side, tile
 from aioenv.rollout.rollout import Policy, is_pair_space, split_answer, takes_slots
 from aioenv.vector_env import AsyncVectorEnv
+from aioenv.wrappers.vector_wrapper import VectorWrapper
 
 __all__ = [
     "LEAST_FPS",
@@ -227,7 +228,7 @@ class Recording(NamedTuple):
 
 
 async def record(
-    env: AsyncVectorEnv | str | EnvSpec | Callable[..., Any],
+    env: AsyncVectorEnv | VectorWrapper | str | EnvSpec | Callable[..., Any],
     out: str | Path,
     *,
     steps: int,
@@ -250,7 +251,7 @@ async def record(
     then.
 
     Args:
-        env: an argument of `make_vec`; or a vector env, which is reset, and left open.
+        env: an argument of `make_vec`; or a vector env, or a wrapper of one, which is reset, and left open.
         out: the mp4 file; its directory is made, and an existing file is replaced.
         steps: the number of steps of each env.
         policy: `policy(obs)` returns a batch of actions for a batch of observations, as for `AsyncVectorEnv.rollout`.
@@ -284,7 +285,7 @@ async def record(
     if policy is not None and not callable(policy):
         raise TypeError(f"record: policy: expected a function of observations or None, got {policy!r}")
     video = TiledVideo(Path(out), grid)
-    if isinstance(env, AsyncVectorEnv):
+    if isinstance(env, (AsyncVectorEnv, VectorWrapper)):
         if strange := [*["render"][: render is not None], *kwargs]:
             raise TypeError(f"record: {', '.join(strange)}: for envs that are made here; env is a vector env already")
         return await _record(await env, video, steps, policy, fps, seed, labels, progress)
@@ -299,7 +300,7 @@ async def record(
 
 
 async def _record(
-    envs: AsyncVectorEnv,
+    envs: AsyncVectorEnv | VectorWrapper,
     video: TiledVideo,
     steps: int,
     policy: Policy | None,

@@ -311,8 +311,19 @@ async def test_a_running_vector_env_can_be_wrapped():
 
 
 @pytest.mark.asyncio
-async def test_loops_around_wrapped_vector_envs():
+async def test_loops_around_wrapped_vector_envs(tmp_path):
     """Those of whole batches work; the others say what they lack."""
+    shapes = []
+
+    def policy(obs):
+        shapes.append(obs.shape)
+        return np.zeros(2, np.int64)
+
+    async with wrappers.FrameStack(
+        aioenv.make_vec("CartPole-v1", 2, num_workers=1, render_mode="rgb_array"), 3
+    ) as envs:
+        recording = await aioenv.record(envs, tmp_path / "out.mp4", steps=4, policy=policy)
+    assert recording.path.stat().st_size and shapes == [(2, 3, 4)] * 4
     async with NormalizeReward(aioenv.make_vec("CartPole-v1", 2, num_workers=0)) as envs:
         with pytest.raises(AttributeError, match="has no episodes"):
             await aioenv.evaluate(envs, lambda obs: np.zeros(2, np.int64), 2)
