@@ -30,7 +30,7 @@ FORBIDDEN = {
     "stats": {"asyncio"},
 }
 # files of ipc/ that read or write descriptors; the others are sans-IO
-DOES_IO = ("ipc/frame_io.py", "ipc/memory.py")
+DOES_IO = ("ipc/frame_io.py", "ipc/memory.py", "ipc/shared_data.py")
 IO = {"os", "socket", "subprocess"}
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 

@@ -11,11 +11,16 @@ from collections.abc import Sequence
 
 from aioenv.errors import WorkerStartError
 from aioenv.ipc.handshake import Invitation
+from aioenv.ipc.shared_data import MemoryCopy, give_data, inbox_pair
 from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.child import Child
 from aioenv.process.environment import import_path
+from aioenv.process.remote import SharedData
 
 __all__ = ["LocalCluster"]
+
+# Fewer bytes go through the connections: to map memory takes as long.
+_SHARED_FROM = 1 << 16
 
 
 class LocalCluster:
@@ -57,6 +62,7 @@ class LocalSession:
     def __init__(self, cluster: LocalCluster, num_workers: int) -> None:
         self._cluster = cluster
         self._num_workers = num_workers
+        self._shared = 0  # data so far
 
     @property
     def address(self) -> tuple[str, Sequence[int]]:
@@ -71,6 +77,17 @@ class LocalSession:
                 f"{self._num_workers} workers were asked for, and {cluster!r} has room for "
                 f"{cluster.num_nodes * cluster.workers_per_node}"
             )
+
+    def share(self, parts: Sequence[memoryview]) -> SharedData | None:
+        """See `ClusterSession`."""
+        if sum(map(len, parts)) < _SHARED_FROM:
+            return None
+        try:
+            copy = MemoryCopy(parts)
+        except OSError:
+            return None
+        self._shared += 1
+        return SharedData(self._shared, copy.parts, copy.offsets, copy)
 
     def place(self, index: int, invitation: Invitation) -> ProcessAgent:
         """See `ClusterSession`."""
@@ -98,14 +115,26 @@ class ProcessAgent:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         code = f"import sys; sys.path[:] = {[*import_path()]!a}; from aioenv.process.agent import main; main({node!r})"
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
+        self._inbox, theirs = inbox_pair()
+        inbox = theirs.fileno()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=[inbox],
+            )
+        except BaseException:
+            self._inbox.close()
+            raise
+        finally:
+            theirs.close()
         self._child = Child(process)
         assert process.stdin is not None and process.stderr is not None
         self._stderr = process.stderr
         os.set_blocking(self._stderr.fileno(), False)
-        words = invitation.host, str(invitation.port), invitation.id.hex(), invitation.secret.hex()
+        words = invitation.host, str(invitation.port), invitation.id.hex(), invitation.secret.hex(), str(inbox)
         with contextlib.suppress(BrokenPipeError), process.stdin:  # a pipe has room for a line
             process.stdin.write(" ".join(words).encode() + b"\n")
         assert self._child.pidfd is not None
@@ -115,6 +144,11 @@ class ProcessAgent:
     def pid(self) -> int:
         """The process id of the agent."""
         return self._child.pid
+
+    def give(self, data: SharedData) -> None:
+        """See `Agent`."""
+        with contextlib.suppress(OSError):  # it has ended
+            give_data(self._inbox, data.number, data.source.fd, 0, data.source.size)
 
     def _on_end(self) -> None:
         child = self._child
@@ -147,3 +181,4 @@ class ProcessAgent:
     def _close(self) -> None:
         self._child.close()
         self._stderr.close()
+        self._inbox.close()

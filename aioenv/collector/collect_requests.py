@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aioenv.collector.weights import Spans
 from aioenv.definitions.table import DefinitionTable
 from aioenv.ipc.frames import Buffer
 from aioenv.ipc.messages import Failure, dump, load
@@ -52,16 +53,18 @@ class CollectRequest(NamedTuple):
     Attributes:
         sizes: the sizes of the buffers that the reply is expected to have, in bytes; None: it is to have none.
         begin: resets the slots first; None: they go on.
-        weights: a pickle of new weights, whose arrays have their data in the fixed part of the request; empty: the
-            policy keeps its weights.
-        weights_sizes: see `DumpedWeights`.
+        weights: a pickle of new weights, whose arrays have their data in the fixed part of the request, or in shared
+            data; empty: the policy keeps its weights.
+        weights_spans: see `DumpedWeights`.
+        shared: the number of the shared data (see `worker_context.take_data`); None: there are none.
         fetch: the request whose rollout is to be sent; None: collect one.
     """
 
     sizes: tuple[int, ...] | None
     begin: Begin | None = None
     weights: bytes = b""
-    weights_sizes: tuple[int, ...] = ()
+    weights_spans: Spans = ()
+    shared: int | None = None
     fetch: int | None = None
 
 
@@ -76,6 +79,7 @@ class CollectReply(NamedTuple):
         episodes: by slot, how many episodes of the plan of resets were begun; None: there is no plan.
         failures: exceptions of rows, or of the policy (no row); there is no rollout then.
         refused_weights: whether the policy raised when it was given weights.
+        lacks_weights: whether shared data could not be had; there is no rollout then.
         policy_s: the part of that which went to the policy.
         finished: whether no env has a further episode.
     """
@@ -87,6 +91,7 @@ class CollectReply(NamedTuple):
     episodes: list[int] | None = None
     failures: Sequence[Failure] = ()
     refused_weights: bool = False
+    lacks_weights: bool = False
     policy_s: float = 0.0
     finished: bool = False
 

@@ -14,7 +14,7 @@ import numpy as np
 from aioenv.collector.collect_requests import Begin, CollectReply, CollectRequest, load_rollout, new_buffers
 from aioenv.collector.collected import CollectedRollout, CollectorStats
 from aioenv.collector.collector_service import CollectorSpaces
-from aioenv.collector.weights import DumpedWeights, dump_weights
+from aioenv.collector.weights import DumpedWeights, dump_weights, shared_spans
 from aioenv.core.recovery import derive_seed
 from aioenv.core.worker_pool import all_of
 from aioenv.definitions.table import DefinitionTable
@@ -22,7 +22,7 @@ from aioenv.errors import AioenvError, PolicyError, SlotError, SpaceMismatchErro
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import Failure, dump, dump_code, load
 from aioenv.process.async_resource import gather_internal, wait_through_cancel
-from aioenv.process.remote import Placements
+from aioenv.process.remote import Placements, SharedData
 from aioenv.process.restart import Restarter
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
@@ -159,6 +159,8 @@ class CollectorPool:
     def _release(self) -> None:
         """Release rollouts, timers, and the snapshot of the code, since no collector is started from it any more."""
         self._ready.clear()
+        if self._closing:
+            self._weights = self._round_weights = None
         for collector in self._collectors:
             collector.worker.forget_code()
             collector.stop_clock()
@@ -168,9 +170,9 @@ class CollectorPool:
     def update(self, weights: Any) -> int:
         """Set the newest weights (see `RolloutCollector.update`)."""
         if weights is not None:
-            self._weights = dump_weights(self.version + 1, weights, self._definitions)
+            self._weights = dump_weights(self.version + 1, weights, self._definitions, self._placements)
         else:
-            last = self._weights or DumpedWeights(0, b"", (), [])
+            last = self._weights or DumpedWeights(0, b"", (), [], {})
             self._weights = last._replace(version=self.version + 1)
         self.version += 1
         if self._sync and self._begun_at is not None:
@@ -290,12 +292,19 @@ class CollectorPool:
         weights = self._round_weights if self._sync else self._weights
         request = CollectRequest(collector.sizes, collector.begin() if collector.fresh else None)
         fixed: Sequence[Any] = ()
+        shared: SharedData | None = None
         task.version = 0 if weights is None else weights.version
         if weights is not None and weights.data is not collector.weights:
-            request = request._replace(weights=weights.data, weights_sizes=weights.sizes)
-            fixed = weights.buffers
+            placement = self._placements.of(collector.worker.index)
+            shared = weights.shared.get(placement.session) if placement is not None else None
+            if shared is None or weights.data is collector.lacked:
+                request = request._replace(weights=weights.data, weights_spans=weights.spans)
+                fixed, shared = weights.buffers, None
+            else:
+                spans = shared_spans(weights, shared)
+                request = request._replace(weights=weights.data, weights_spans=spans, shared=shared.number)
         buffers = None if collector.sizes is None else new_buffers(collector.sizes)
-        task.restarted = collector.fresh and collector.has_sent
+        task.restarted |= collector.fresh and collector.has_sent
         try:
             task.request = collector.worker.submit(
                 Kind.COLLECT,
@@ -305,11 +314,13 @@ class CollectorPool:
                 on_reply=partial(self._on_reply, collector, task),
             )
         except WorkerDied as error:
-            self._on_lost(collector, task, error)
+            self._on_lost(collector, task, error.with_traceback(None))  # which would keep this frame, and the weights
             return
         except WireError as error:  # the weights are too large
-            self._end(collector, task, error)
+            self._end(collector, task, error.with_traceback(None))
             return
+        if shared is not None:
+            collector.worker.give(shared)
         collector.weights = b"" if weights is None else weights.data
         collector.fresh = False
         collector.note_sent(self._timeout_s)
@@ -324,6 +335,10 @@ class CollectorPool:
             self._end(collector, task, self._error_of(collector, load(outcome.payload)))
             return
         reply: CollectReply = load(outcome.payload)
+        if reply.lacks_weights:
+            collector.lacked, collector.weights = collector.weights, None
+            self._send(collector, task)
+            return
         if reply.refused_weights:
             collector.weights = None
         if reply.failures:
@@ -448,7 +463,8 @@ class Collector:
         fresh: whether its process has begun no episode yet.
         has_sent: whether any process of it has sent a rollout.
         weights: the pickle of the weights that its process has; empty: those of the policy's factory. None: it has
-            refused the last ones.
+            refused the last ones, or lacks them.
+        lacked: the pickle of weights that its cluster could not share with it; None: there were none.
         sizes: of the buffers of its last rollout, in bytes; None: there was none yet.
         policy_s: how long its policy ran, in seconds.
     """
@@ -462,6 +478,7 @@ class Collector:
         self.fresh = True
         self.has_sent = False
         self.weights: bytes | None = b""
+        self.lacked: bytes | None = None
         self.sizes: tuple[int, ...] | None = None
         self.policy_s = 0.0
         self._seed = seed

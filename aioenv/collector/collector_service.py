@@ -29,6 +29,7 @@ from aioenv.rollout.rollout import Policy, has_parameter
 from aioenv.spaces.layout import packed
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.service import PartialStep, Reply, StartFailed, describe_failure
+from aioenv.worker.worker_context import take_data
 
 __all__ = ["CollectorService", "CollectorSpaces", "Recipe", "make_share"]
 
@@ -106,6 +107,7 @@ class CollectorService:
         self._recipe = recipe
         self._failed: set[int] = set()  # rows whose envs have raised since, so that they must be reset
         self._begin_next: Begin | None = None  # the resets before the next rollout
+        self._lacks_weights = False  # whether the last weights could not be had
         self._held: dict[int, DumpedRollout] = {}  # rollouts that are yet to be fetched, by request
         self._loop = new_event_loop()
         self._envs: AsyncVectorEnv | None = None
@@ -203,9 +205,17 @@ class CollectorService:
             return Reply((), dump(CollectReply(finished=True)))
         self._policy_s = 0.0
         self._begin_next = request.begin or self._begin_next
+        received: Sequence[memoryview] = frame.fixed
+        if request.shared is not None:
+            memory = take_data(request.shared)
+            received = () if memory is None else (memory,)
+        if request.weights:
+            self._lacks_weights = request.shared is not None and not received
+        if self._lacks_weights:
+            return Reply((), dump(CollectReply(lacks_weights=True)))
         try:
             if request.weights:
-                self._update(load_weights(request.weights, request.weights_sizes, frame.fixed))
+                self._update(load_weights(request.weights, request.weights_spans, received))
         except Exception as exc:
             return Reply((), dump(CollectReply(failures=_failures(exc), refused_weights=True), self._table))
         try:

@@ -10,20 +10,25 @@ import importlib
 import io
 import pickle
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from aioenv.definitions.table import DefinitionTable
 from aioenv.ipc.frames import Buffer
 from aioenv.ipc.messages import dump, load
+from aioenv.ipc.shared_data import ALIGNMENT
 
-__all__ = ["DumpedWeights", "dump_weights", "load_weights"]
+if TYPE_CHECKING:
+    from aioenv.process.remote import ClusterSession, Placements, SharedData
+
+__all__ = ["DumpedWeights", "Spans", "dump_weights", "load_weights", "shared_spans"]
+
+Spans: TypeAlias = "tuple[tuple[int, int], ...]"
 
 # Arrays of fewer bytes travel within the pickle.
 _SMALL = 1 << 10
-_ALIGNMENT = 64  # of each buffer, in bytes
 _MAIN = b"main__"  # a pickle has it that names something of the main module, which the receiver has as a definition
 
 
@@ -33,23 +38,26 @@ class DumpedWeights(NamedTuple):
     Attributes:
         version: the number of the update.
         data: their pickle.
-        sizes: the lengths of its buffers, in bytes.
+        spans: the offset and the length of each of its buffers, in bytes, as they travel in a message.
         buffers: the data of its arrays, each followed by its padding.
+        shared: by session, the same data where the collectors of a cluster read them.
     """
 
     version: int
     data: bytes
-    sizes: tuple[int, ...]
+    spans: Spans
     buffers: list[Buffer]
+    shared: Mapping[ClusterSession, SharedData]
 
 
-def dump_weights(version: int, weights: Any, table: DefinitionTable) -> DumpedWeights:
+def dump_weights(version: int, weights: Any, table: DefinitionTable, placements: Placements) -> DumpedWeights:
     """Copy weights into a form that can be sent.
 
     Args:
         version: the number of the update.
         weights: anything that pickles.
         table: the definitions that the receivers have.
+        placements: where the receivers are.
 
     Raises:
         Exception: if they can't be pickled.
@@ -70,31 +78,38 @@ def dump_weights(version: int, weights: Any, table: DefinitionTable) -> DumpedWe
     except Exception:
         data = _MAIN
     if _MAIN in data:
-        return DumpedWeights(version, dump(weights, table), (), [])
+        return DumpedWeights(version, dump(weights, table), (), [], {})
+    shared = placements.share(found) if found else {}
+    copies: Iterable[Buffer] = next(iter(shared.values())).parts if shared else map(bytes, found)
     buffers: list[Buffer] = []
-    for view in found:
-        buffers += bytes(view), bytes(-len(view) % _ALIGNMENT)
-    return DumpedWeights(version, data, tuple(map(len, found)), buffers)
+    spans, offset = [], 0
+    for copy in copies:
+        padding = -len(copy) % ALIGNMENT
+        buffers += copy, bytes(padding)
+        spans.append((offset, len(copy)))
+        offset += len(copy) + padding
+    return DumpedWeights(version, data, tuple(spans), buffers, shared)
 
 
-def load_weights(data: bytes, sizes: Sequence[int], received: Sequence[memoryview]) -> Any:
+def shared_spans(weights: DumpedWeights, data: SharedData) -> Spans:
+    """Return the offset and the length of each buffer of weights, in shared data."""
+    return tuple((offset, size) for offset, (_, size) in zip(data.offsets, weights.spans, strict=True))
+
+
+def load_weights(data: bytes, spans: Spans, received: Sequence[memoryview]) -> Any:
     """Return weights that were dumped; their arrays are views of the memory that was received.
 
     Args:
-        data, sizes: see `DumpedWeights`.
-        received: one buffer, with all of its buffers one after the other; empty if there are none.
+        data, spans: see `DumpedWeights`.
+        received: one buffer, which has all of its buffers; empty if there are none.
 
     Raises:
         WireError: if they don't unpickle.
     """
-    if not sizes:
+    if not spans:
         return load(data)
     (memory,) = received
-    offset, buffers = 0, []
-    for size in sizes:
-        buffers.append(memory[offset : offset + size])
-        offset += size + -size % _ALIGNMENT
-    return pickle.loads(data, buffers=buffers)
+    return pickle.loads(data, buffers=[memory[offset : offset + size] for offset, size in spans])
 
 
 class _WeightsPickler(pickle.Pickler):

@@ -76,23 +76,28 @@ def set_socket_options(sock: socket.socket) -> None:
 
 
 def main(node: str = "") -> None:
-    """Run an agent whose invitation comes in one line of stdin: host, port, id and secret, in hexadecimal."""
-    host, port, id, secret = sys.stdin.readline().split()
-    run_agent(Invitation(host, int(port), bytes.fromhex(id), bytes.fromhex(secret)), node)
+    """Run an agent whose invitation comes in one line of stdin: host, port, id and secret, in hexadecimal.
+
+    After them comes the descriptor of the worker's inbox.
+    """
+    host, port, id, secret, inbox = sys.stdin.readline().split()
+    invitation = Invitation(host, int(port), bytes.fromhex(id), bytes.fromhex(secret))
+    run_agent(invitation, node, socket.socket(fileno=int(inbox)))
 
 
-def run_agent(invitation: Invitation, node: str) -> None:
+def run_agent(invitation: Invitation, node: str, inbox: socket.socket) -> None:
     """Start a worker for a parent, and serve it until the worker or the connection to the parent has ended.
 
     Args:
         invitation: the parent's.
         node: the name of this machine, for errors and logs.
+        inbox: where the worker reads data of this machine (see `ipc/shared_data.py`); closed here.
 
     Raises:
         OSError: if the parent can't be reached.
         WireError: if it does not know the secret, or does not keep to the protocol.
     """
-    with contextlib.closing(_Agent(invitation)) as agent:
+    with inbox, contextlib.closing(_Agent(invitation, inbox)) as agent:
         agent.send_json(AgentMessage.VERSIONS, {"versions": versions(), "node": node, "pid": os.getpid()})
         agent.run()
 
@@ -129,8 +134,9 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes:
 class _Agent:
     """See `run_agent`."""
 
-    def __init__(self, invitation: Invitation) -> None:
+    def __init__(self, invitation: Invitation, inbox: socket.socket) -> None:
         self._invitation = invitation
+        self._inbox = inbox
         self._control = _connect(invitation, handshake.CONTROL)
         self._reader = MessageReader()
         self._unsent = bytearray()
@@ -235,15 +241,15 @@ class _Agent:
             self._output, output = os.pipe()
             theirs.callback(os.close, output)
             os.set_blocking(self._output, False)
-            fd = frames.fileno()
+            fd, inbox_fd = frames.fileno(), theirs.enter_context(self._inbox).fileno()
             process = subprocess.Popen(
-                bootstrap("boot", f"{os.getpid()}, {fd}, {fd}, {row_fd}, None"),
+                bootstrap("boot", f"{os.getpid()}, {fd}, {fd}, {row_fd}, None, {inbox_fd}"),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,
                 env=worker_environment(environ),
                 start_new_session=True,
-                pass_fds=[fd, *(one for one in (row_fd,) if one is not None)],
+                pass_fds=[fd, inbox_fd, *(one for one in (row_fd,) if one is not None)],
             )
             self._child = Child(process)
         assert self._child.pidfd is not None  # Ray runs on Linux; other agents check it

@@ -41,6 +41,7 @@ __all__ = [
     "Placement",
     "Placements",
     "RemoteProcess",
+    "SharedData",
     "launch_remote",
 ]
 
@@ -60,6 +61,22 @@ _REAP_S = 2.0  # see `process.py`
 _OUTPUT_LIMIT = 1 << 14  # see `launch.py`
 
 
+class SharedData(NamedTuple):
+    """Data that a cluster has put where the workers of one session can read them. They are freed with this.
+
+    Attributes:
+        number: of the data in the session; numbers ascend.
+        parts: the data, as this process sees them.
+        offsets: of each part, from the first one, in bytes.
+        source: the session's own.
+    """
+
+    number: int
+    parts: Sequence[memoryview]
+    offsets: tuple[int, ...]
+    source: Any
+
+
 class Agent(Protocol):
     """An agent that a cluster has placed, or is placing.
 
@@ -74,6 +91,12 @@ class Agent(Protocol):
 
     async def release(self) -> None:
         """Kill it if it has not ended, and wait until nothing of it is left. Idempotent."""
+
+    def give(self, data: SharedData) -> None:
+        """Let the worker take data of its session, by their number; never blocks. Data that can't be had are refused.
+
+        The worker maps them (see `worker_context.take_data`); they are not copied for each worker, where that can be.
+        """
 
 
 class ClusterSession(Protocol):
@@ -97,6 +120,9 @@ class ClusterSession(Protocol):
             index: the number of the worker among those of this session, from 0.
             invitation: what the agent needs.
         """
+
+    def share(self, parts: Sequence[memoryview]) -> SharedData | None:
+        """Copy data to where all workers of this session can read them; None: frames carry so few bytes faster."""
 
     async def close(self) -> None:
         """Release the room. Idempotent."""
@@ -459,6 +485,10 @@ class RemoteProcess:
             ):  # the channel reads its end: no answer comes over a connection that hangs
                 self._frames.shutdown(socket.SHUT_RDWR)
 
+    def give(self, data: SharedData) -> None:
+        """Let the worker take data (see `Agent.give`)."""
+        self._agent.give(data)
+
     def open_channel(self, requests: OutstandingRequests) -> Channel:
         """See `Process`."""
         assert self._frames is not None
@@ -556,6 +586,11 @@ class Placements:
 
     def __bool__(self) -> bool:
         return bool(self._sessions)
+
+    def share(self, parts: Sequence[memoryview]) -> dict[ClusterSession, SharedData]:
+        """Copy data to where workers can read them, by session (see `ClusterSession.share`)."""
+        shared = {session: session.share(parts) for session in self._sessions}
+        return {session: data for session, data in shared.items() if data is not None}
 
     def of(self, worker: int) -> Placement | None:
         """Return the placement of a worker, by its number; None if it is on this machine."""

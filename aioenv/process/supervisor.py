@@ -30,7 +30,7 @@ from aioenv.process.environment import worker_environment
 from aioenv.process.failures import LOG, OutputLog
 from aioenv.process.launch import LaunchResources, check_start, launch, launch_thread
 from aioenv.process.process import Process
-from aioenv.process.remote import Placement, launch_remote
+from aioenv.process.remote import Placement, RemoteProcess, SharedData, launch_remote
 from aioenv.process.thread_process import MakeServer, ThreadChannel
 from aioenv.speedups import read_by_c
 from aioenv.tracing.track import TRACE, Track
@@ -209,6 +209,7 @@ class Worker:
         self._placement = placement
         self._resources: LaunchResources | None = None  # of the latest launch
         self._connection: Connection | None = None  # with the latest process
+        self._remote: RemoteProcess | None = None  # the latest process, if it is on another machine
         self._kill_reason: str | None = None  # of `kill`
         self._restart_failure: str | None = None  # why the latest process did not start
 
@@ -301,7 +302,7 @@ class Worker:
                     process = launch_thread(self._thread_server, memory, self.label.replace(" ", "-"))
                 elif self._placement is not None:
                     resources = self._resources = LaunchResources()
-                    process = await launch_remote(self._placement, self._given_env, resources)
+                    process = self._remote = await launch_remote(self._placement, self._given_env, resources)
                 else:
                     resources = self._resources = LaunchResources()
                     process = await launch(
@@ -423,6 +424,11 @@ class Worker:
                 self.generation, kind.name.lower(), submit, kind, fixed, payload, into, on_reply=on_reply
             )
         return self._connection.submit(kind, fixed, payload, into, on_reply)
+
+    def give(self, data: SharedData) -> None:
+        """Let a worker on another machine take data of its cluster's session (see `Agent.give`)."""
+        assert self._remote is not None
+        self._remote.give(data)
 
     def finish_step(self, partial: PartialStep, into: Sequence[memoryview], on_reply: OnReply) -> None:
         """Finish a step that C has started on the caller's thread (see `Connection.finish_step`)."""

@@ -22,10 +22,17 @@ from aioenv.worker.worker_context import move_high
 IGNORABLE = tuple(name for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
-def main(parent_pid: int, read_fd: int, write_fd: int, row_mark_fd: int | None, memory_fd: int | None) -> None:
+def main(
+    parent_pid: int,
+    read_fd: int,
+    write_fd: int,
+    row_mark_fd: int | None,
+    memory_fd: int | None,
+    inbox_fd: int | None = None,
+) -> None:
     """Run a worker that was spawned; the arguments are those of `run_worker`."""
     die_with_parent(parent_pid)
-    run_worker(read_fd, write_fd, row_mark_fd, memory_fd)
+    run_worker(read_fd, write_fd, row_mark_fd, memory_fd, inbox_fd=inbox_fd)
 
 
 def run_worker(
@@ -34,6 +41,7 @@ def run_worker(
     row_mark_fd: int | None,
     memory_fd: int | None,
     variables_before: Mapping[str, str] = MappingProxyType({}),
+    inbox_fd: int | None = None,
 ) -> None:
     """Serve requests on a channel until the parent closes it, then end the process.
 
@@ -43,6 +51,7 @@ def run_worker(
         row_mark_fd: of the memory of a `CurrentRow`, or None.
         memory_fd: of the memory of a `SharedMemory`, or None.
         variables_before: the environment variables that a forked worker's fork server had before its imports.
+        inbox_fd: of a `DataInbox`, or None.
 
     Exit handlers run, but the interpreter is not finalized. Finalizing would copy pages that a forked worker shares,
     and wait for threads that envs have left running.
@@ -52,7 +61,7 @@ def run_worker(
     from aioenv.worker.loop import run
 
     declare_worker_process()
-    run(*fds, row_mark_fd, memory_fd, variables_before)
+    run(*fds, row_mark_fd, memory_fd, variables_before, inbox_fd)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # an env may have closed or replaced it

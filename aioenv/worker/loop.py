@@ -37,7 +37,12 @@ __all__ = ["ReplyWriter", "RequestServer", "run", "serve_channel", "serve_on_thr
 
 
 def run(
-    read_fd: int, write_fd: int, row_mark_fd: int | None, memory_fd: int | None, variables_before: Mapping[str, str]
+    read_fd: int,
+    write_fd: int,
+    row_mark_fd: int | None,
+    memory_fd: int | None,
+    variables_before: Mapping[str, str],
+    inbox_fd: int | None,
 ) -> None:
     """Serve requests until the parent sends CLOSE or closes the stream.
 
@@ -45,6 +50,7 @@ def run(
     """
     worker_context.share_row_mark(row_mark_fd)
     worker_context.keep_memory(memory_fd)
+    worker_context.keep_inbox(inbox_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     enable_fault_handler()
     prepare_mujoco()

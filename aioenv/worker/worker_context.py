@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from aioenv.ipc.memory import CurrentRow, map_shared
+from aioenv.ipc.shared_data import DataInbox
 
 __all__ = [
     "is_spare_env",
+    "keep_inbox",
     "keep_memory",
     "map_memory",
     "map_memory_part",
@@ -26,6 +28,7 @@ __all__ = [
     "running_row",
     "set_spare",
     "share_row_mark",
+    "take_data",
     "use_row_mark_of_parent",
 ]
 
@@ -40,6 +43,7 @@ class _WorkerContext(threading.local):
         self.row_mark = CurrentRow(None).cell
         self.owns_process = True
         self.memory_fd: int | None = None
+        self.inbox: DataInbox | None = None
         self.spare = False
 
 
@@ -136,6 +140,20 @@ def release_memory() -> None:
     fd, _context.memory_fd = _context.memory_fd, None
     if fd is not None:
         os.close(fd)
+
+
+def keep_inbox(fd: int | None) -> None:
+    """Move the descriptor of a `DataInbox` out of the reach of env factories; None: the worker has none."""
+    if fd is not None:
+        try:
+            _context.inbox = DataInbox(move_high(fd))
+        finally:
+            os.close(fd)
+
+
+def take_data(number: int) -> memoryview | None:
+    """Wait for data of this machine (see `DataInbox.take`)."""
+    return None if _context.inbox is None else _context.inbox.take(number)
 
 
 def move_high(fd: int) -> int:

@@ -15,9 +15,20 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import aioenv
+from aioenv.cluster import ray as ray_module
 from aioenv.process import remote
 from aioenv.testing import VectorEnvContract
 from tests.cluster.test_many_workers import up_steps_and_closes
+from tests.cluster.test_remote_collectors import (
+    LARGE,
+    PLASMA,
+    a_replaced_collector_gets_the_newest_weights,
+    large,
+    of_mapped,
+    one_round,
+    unpicklable_weights_change_nothing,
+    weights_are_mapped,
+)
 from tests.kits.cluster_kit import LIMIT_S, Play, again, kill_driver, refused, resumed
 from tests.kits.compare import assert_same
 from tests.kits.process_kit import run_alone
@@ -230,6 +241,62 @@ async def test_versions_differ(record_property, monkeypatch):
 @pytest.mark.asyncio
 async def test_a_thousand_slots_on_fifty_actors():
     await up_steps_and_closes(on_ray(cpus_per_worker=0.01))
+
+
+# ---------------------------------------------------------------- weights of collectors
+
+
+def spread() -> aioenv.RayCluster:
+    return on_ray(strategy="STRICT_SPREAD")
+
+
+@pytest.mark.asyncio
+async def test_weights_of_collectors_are_mapped_from_rays_object_store():
+    await weights_are_mapped(spread(), memory=(PLASMA, PLASMA))
+
+
+@pytest.mark.asyncio
+async def test_weights_are_copied_where_the_object_store_can_not_be_opened(monkeypatch):
+    """As where Ray's node process belongs to another user."""
+
+    class WithoutParent(ray_module._AgentActor):
+        def give(self, number, references):
+            os.getppid = os.getpid
+            super().give(number, references)
+
+    monkeypatch.setattr(ray_module, "_AgentActor", WithoutParent)
+    await weights_are_mapped(spread())
+
+
+@pytest.mark.asyncio
+async def test_a_replaced_collector_gets_the_newest_weights():
+    await a_replaced_collector_gets_the_newest_weights(spread())
+
+
+@pytest.mark.asyncio
+async def test_unpicklable_weights_change_nothing():
+    await unpicklable_weights_change_nothing(spread())
+
+
+@pytest.mark.asyncio
+async def test_old_weights_are_freed_on_all_nodes():
+    async with of_mapped(spread()) as collecting:
+        await one_round(collecting)
+        for version in range(1, 11):
+            await collecting.update(large(version))
+            await one_round(collecting)
+        async with asyncio.timeout(10):
+            while await asyncio.to_thread(stored) > 2.5 * LARGE:  # the newest weights, once a node
+                await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        while await asyncio.to_thread(stored) > 0:
+            await asyncio.sleep(0.05)
+
+
+def stored() -> float:
+    """The bytes in the object stores of all nodes."""
+    there, free = ray.cluster_resources(), ray.available_resources()
+    return there["object_store_memory"] - free["object_store_memory"]
 
 
 # ---------------------------------------------------------------- Ray's own life

@@ -8,16 +8,18 @@ import pytest
 import aioenv
 from aioenv.collector.weights import dump_weights, load_weights
 from aioenv.definitions.table import DefinitionTable
+from aioenv.process.remote import Placements
 from tests.collector.collector_kit import joined, rounds
 from tests.kits.process_kit import run_alone
 
 TABLE = DefinitionTable(b"weights")
+HERE = Placements((), 1.0)
 
 
 def there_and_back(value):
-    dumped = dump_weights(1, value, TABLE)
+    dumped = dump_weights(1, value, TABLE, HERE)
     received = [memoryview(bytearray(b"".join(dumped.buffers)))] if dumped.buffers else []
-    return load_weights(dumped.data, dumped.sizes, received)
+    return load_weights(dumped.data, dumped.spans, received)
 
 
 @pytest.mark.parametrize("size", [0, 1, 200, 5000])
@@ -30,7 +32,7 @@ def test_arrays_travel_beside_the_pickle(size):
         assert got[name].dtype == mine[name].dtype and got[name].shape == mine[name].shape
         assert got[name].flags.writeable and got[name].flags.aligned
     if size == 5000:
-        assert len(dump_weights(1, mine, TABLE).data) < 1000
+        assert len(dump_weights(1, mine, TABLE, HERE).data) < 1000
 
 
 class Own:
@@ -48,8 +50,8 @@ def test_tensors_travel_as_arrays():
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(100, 100)
     state = module.state_dict()
-    dumped = dump_weights(1, state, TABLE)
-    assert b"weights" in dumped.data and len(dumped.data) < 1500 and sum(dumped.sizes) == 40_000
+    dumped = dump_weights(1, state, TABLE, HERE)
+    assert b"weights" in dumped.data and len(dumped.data) < 1500 and sum(size for _, size in dumped.spans) == 40_000
     got = there_and_back(state)
     expected = {name: tensor.clone() for name, tensor in state.items()}
     with torch.no_grad():
