@@ -35,8 +35,8 @@ _log = logging.getLogger("aioenv")
 _STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 _RELEASE_S = 5.0  # how long Ray may take to end an actor, in seconds
 _FETCH_S = 30.0  # how long Ray may take to bring data to a node, in seconds
-# Fewer bytes go through the connections. There, 8 collectors on two nodes of one machine take 54 ms for 4 MiB and 250 ms
-# for 16 MiB; through the object store 40 and 87 ms. With 2 collectors, 8 MiB take as long in either way.
+# Fewer bytes go through the connections. There, 8 collectors on two nodes of one machine take 54 ms for 4 MiB, and
+# 250 ms for 16 MiB; through the object store 40 and 87 ms. With 2 collectors, 8 MiB take as long in either way.
 _SHARED_FROM = 4 << 20
 
 # The sessions that use the Ray that this process has started: it is shut down with the last one.
