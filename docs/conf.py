@@ -74,8 +74,8 @@ autosummary_generate = True
 autosummary_imported_members = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-# the adapter's page is built without Stable-Baselines3, and so without torch, too
-autodoc_mock_imports = [] if find_spec("stable_baselines3") else ["stable_baselines3"]
+# the adapters' pages are built without their libraries, too
+autodoc_mock_imports = [name for name in ("stable_baselines3", "torch") if find_spec(name) is None]
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 napoleon_google_docstring = True

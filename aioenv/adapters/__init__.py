@@ -10,8 +10,9 @@ from aioenv.requirements import check_requirements
 if TYPE_CHECKING:
     from aioenv.adapters import gymnasium as gymnasium
     from aioenv.adapters import sb3 as sb3
+    from aioenv.adapters import torch as torch
 
-__all__ = ["gymnasium", "sb3"]
+__all__ = ["gymnasium", "sb3", "torch"]
 
 
 if not TYPE_CHECKING:

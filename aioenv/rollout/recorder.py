@@ -19,7 +19,7 @@ from aioenv.spaces.layout import Arrays, Layout
 if TYPE_CHECKING:
     from aioenv.core.backend import Backend
 
-__all__ = ["GroupProgress", "Infos", "Rollout", "RolloutRecorder"]
+__all__ = ["GroupProgress", "Infos", "Rollout", "RolloutRecorder", "of_slot"]
 
 Slots = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -417,7 +417,7 @@ def _next_observations(
         if last is not None:
             told = infos[step].get("_final_obs", ended[step])
             for slot in np.flatnonzero(ended[step] & told).tolist():
-                _write_at(following, (step, slot), _of_slot(last, slot))
+                _write_at(following, (step, slot), of_slot(last, slot))
     return following
 
 
@@ -439,9 +439,9 @@ def _shifted(obs: Any, last_obs: Any, received: npt.NDArray[np.int64]) -> Any:
     return following
 
 
-def _of_slot(last: Any, slot: int) -> Any:
+def of_slot(last: Any, slot: int) -> Any:
     """Return the last observation of one slot, from an array of them, or from a dict as some vector envs give it."""
-    return {key: _of_slot(part, slot) for key, part in last.items()} if isinstance(last, dict) else last[slot]
+    return {key: of_slot(part, slot) for key, part in last.items()} if isinstance(last, dict) else last[slot]
 
 
 def _write_at(tree: Any, where: tuple[int, int], value: Any) -> None:

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 
-from tests.docs.pages import ROOT, reference_names
+from tests.docs.pages import ROOT, installed, reference_names
 
 GENERATED = ROOT / "build" / "docs" / "reference" / "generated"
 
@@ -32,7 +32,7 @@ def missing() -> list[str]:
     """The anchors that the built pages lack."""
     found = []
     for module, names in reference_names().items():
-        if module.startswith("aioenv.adapters") and importlib.util.find_spec("stable_baselines3") is None:
+        if not installed(module):
             continue
         for name in names:
             page = GENERATED / f"{module}.{name}.html"

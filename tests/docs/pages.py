@@ -1,5 +1,6 @@
 """The pages of the documentation, as text: their code blocks, their prose, the libraries that they need."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -72,3 +73,9 @@ def reference_names() -> dict[str, list[str]]:
         ):
             found.setdefault(module, []).extend(names.split())
     return found
+
+
+def installed(module: str) -> bool:
+    """Whether the library that a module of aioenv needs is installed."""
+    needed = {"sb3": "stable_baselines3"}.get(name := module.rpartition(".")[2], name)
+    return not module.startswith("aioenv.adapters") or importlib.util.find_spec(needed) is not None
