@@ -27,6 +27,7 @@ from aioenv.cli.contenders import (
     Throughput,
     Workload,
     measure_blocking,
+    natively,
     step_aioenv,
     step_bare,
 )
@@ -283,11 +284,30 @@ def _physics(label: str, **how: Any) -> Contender:
 
 
 # In the order of the tables in docs/data.
+class _TensorSteps:
+    """Steps a `TorchVectorEnv` with tensors of the arrays that a workload has."""
+
+    def __init__(self, envs: Any) -> None:
+        import torch  # only where it is measured
+
+        from aioenv.adapters.torch import TorchVectorEnv
+
+        self._envs, self._from_numpy = TorchVectorEnv(envs), torch.from_numpy
+        self.reset = self._envs.reset
+
+    def step(self, actions: npt.NDArray[Any]) -> Any:
+        return self._envs.step(self._from_numpy(actions))
+
+
 CONTENDERS: dict[str, Contender] = {
     **{name: contender for name, contender in PEERS.items() if name != "bare"},
     "aioenv-policy": _with_policy("aioenv with a policy"),
     "aioenv-policy-groups": _with_policy("aioenv with a policy (groups=2)", groups=2),
     "aioenv-policy-workers": _with_policy("aioenv with a policy (split=workers)", groups=2, split="workers"),
+    "aioenv-torch": Contender("aioenv.adapters.torch", "torch", partial(step_aioenv, wrap=_TensorSteps)),
+    "aioenv-torch-native": Contender(
+        "aioenv.adapters.torch (backend=native)", "torch", lambda load: step_aioenv(natively(load), wrap=_TensorSteps)
+    ),
     "raw-batch": _physics("mujoco.batch, physics alone", post_constraint=False),
     "raw-loop": _physics("MjData loop, physics alone", post_constraint=True),
     "raw-batch-still": _physics("mujoco.batch, its clock stopped", post_constraint=False, clock_stopped=True),

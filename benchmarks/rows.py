@@ -128,12 +128,13 @@ def _rows() -> Iterable[Row]:
     yield Row("cartpole-1024", "CartPole-v1", 1024, ("aioenv", "aioenv-native", *peers))
     contenders = ("aioenv", *GROUPS, "aioenv-native", "aioenv-native-sync", *RAW, *RAW_STILL, *peers)
     for name in MUJOCO_GOALS:
-        yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders)
+        torch = ("aioenv-torch-native",) if name == "HalfCheetah" else ()
+        yield Row(f"{name.lower()}-64", f"{name}-v5", 64, (*contenders, *torch))
     for name in MUJOCO_GOALS:
         yield Row(f"{name.lower()}-policy", f"{name}-v5", 64, POLICY, metric="policy")
     for name in MUJOCO_MORE:
         yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders, once=SLOW, quick=False)
-    yield Row("pixels-64", "pixels", 64, ("aioenv", "aioenv-views", *peers))
+    yield Row("pixels-64", "pixels", 64, ("aioenv", "aioenv-views", "aioenv-torch", *peers))
     for n in COST_ENVS:
         names = (*AWAITED, *GYMNASIUM, "envpool")
         yield Row(f"cost-{n}", "CartPole-v1", n, names, metric="cost", quick=n <= 1024)

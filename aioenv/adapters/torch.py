@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -230,19 +230,12 @@ class TorchVectorEnv:
 
         return numpy_policy
 
-    def rollout(
-        self,
-        policy: Callable[..., Any],
-        steps: int,
-        groups: int = 2,
-        *,
-        split: Literal["slots", "workers"] = "slots",
-    ) -> Any:
-        """Collect `steps` steps of every slot, as `AsyncVectorEnv.rollout`, with a policy of tensors.
+    def rollout(self, policy: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Collect steps of every slot, as `AsyncVectorEnv.rollout`, with a policy of tensors.
 
         Args:
             policy: as for `numpy_policy`. Its extras come to the CPU with the actions; bfloat16 ones become float32.
-            steps, groups, split: as for `AsyncVectorEnv.rollout`.
+            *args, **kwargs: those of the vector env's `rollout`: `steps`, `groups`, `split`.
 
         Returns:
             A `TensorRollout` on the device; of an asynchronous vector env an awaitable of it.
@@ -251,7 +244,7 @@ class TorchVectorEnv:
             ActionError, EnvError, WorkerDied, StepTimeout and others: as `AsyncVectorEnv.rollout`; `error.partial` is a
                 `Rollout`, of which `as_tensors` makes tensors.
         """
-        result = self.envs.rollout(self.numpy_policy(policy), steps, groups, split=split)
+        result = self.envs.rollout(self.numpy_policy(policy), *args, **kwargs)
         convert = functools.partial(
             as_tensors, device=self.device, obs_dtype=self.obs_dtype, reward_dtype=self.reward_dtype
         )
@@ -374,11 +367,17 @@ class _Tensors:
         self._obs_dtype, self._reward_dtype = obs_dtype, reward_dtype
         self._obs_space, self._action_space = envs.single_observation_space, envs.single_action_space
         self._actions_are_pairs = is_pair_space(self._action_space)
+        self._plain_obs = self._stays and obs_dtype is None and isinstance(self._obs_space, _ARRAY_SPACES)
+        self._plain_dtype = None  # actions of this dtype are arrays already
+        if isinstance(self._action_space, _ARRAY_SPACES):
+            self._plain_dtype = _tensor(np.empty(0, self._action_space.dtype)).dtype
 
     # ------------------------------------------------------------ to tensors
 
     def obs(self, obs: Any, name: str = "obs") -> Any:
         """Return a batch of observations as tensors."""
+        if self._plain_obs:
+            return _tensor(obs)
         return self._obs(self._obs_space, obs, name)
 
     def _obs(self, space: Space[Any], obs: Any, name: str) -> Any:
@@ -398,6 +397,8 @@ class _Tensors:
             rows = np.flatnonzero(info.get("_final_obs", np.logical_or(terminated, truncated))).tolist()
             whole = _with_rows(self._obs_space, obs, rows, [of_slot(last, row) for row in rows])
             info = {**info, "final_obs": self.obs(whole, "final_obs")}
+        if self._stays and self._reward_dtype is None:
+            return self.obs(obs), _tensor(reward), _tensor(terminated), _tensor(truncated), info
         return (
             self.obs(obs),
             self._upload(reward, self._reward_dtype, "reward"),
@@ -418,6 +419,11 @@ class _Tensors:
 
     def arrays(self, actions: Any) -> Any:
         """Return actions with arrays in place of tensors."""
+        if type(actions) is torch.Tensor and actions.dtype is self._plain_dtype:
+            try:
+                return actions.numpy()
+            except (RuntimeError, TypeError):  # it is on a device, requires grad, or is no plain memory
+                pass
         if isinstance(actions, torch.Tensor) and actions.device.type == "cpu":
             return self._array(self._action_space, actions, "")
         copies, event = self._download(actions)

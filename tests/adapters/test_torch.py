@@ -166,6 +166,26 @@ def test_drop_ins_and_gymnasiums_own():
     assert all(torch.equal(results[0], other) for other in results)
 
 
+def test_around_a_wrapper_of_batches():
+    from aioenv.wrappers import FrameStack, NormalizeObservation
+
+    make = functools.partial(aioenv.make_vec, "CartPole-v1", 3, num_workers=0)
+
+    async def main():
+        async with NormalizeObservation(make()) as envs:
+            await envs.reset(seed=0)
+            theirs = await envs.step(np.ones(3, int))
+        async with TorchVectorEnv(NormalizeObservation(make())) as envs:
+            await envs.reset(seed=0)
+            same((await envs.step(torch.ones(3))).obs, theirs.obs)
+        async with TorchVectorEnv(FrameStack(make(), 4)) as envs:
+            await envs.reset(seed=0)
+            rollout = await envs.rollout(lambda obs: torch.zeros(len(obs)), 5)
+            assert rollout.obs.shape == (5, 3, 4, 4)
+
+    aioenv.run(main())
+
+
 # ------------------------------------------------------------ memory
 
 

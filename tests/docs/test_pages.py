@@ -73,7 +73,13 @@ def test_a_how_to_page_has_one_question_and_few_words(name):
 
 def test_all_pages_together_have_few_words():
     """Without the pages on more than one machine, on collectors, and on training, which came later."""
-    how_to = ("run-on-a-cluster", "collect-rollouts", "wrappers-of-batches", "replay-buffer-of-libraries")
+    how_to = (
+        "run-on-a-cluster",
+        "collect-rollouts",
+        "wrappers-of-batches",
+        "replay-buffer-of-libraries",
+        "pytorch-tensors",
+    )
     later = ("docs/explanation/cluster.md", *(f"docs/how-to/{name}.md" for name in how_to))
     pages = [text for name, text in TEXTS.items() if name.startswith("docs/") and name not in later]
     reference = [path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")]
