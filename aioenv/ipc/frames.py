@@ -7,10 +7,10 @@ A frame is a header, a fixed part and a payload::
     |magic |v |k |request |generation | fixed |payload| body CRC | header CRC | fixed… | payload… |
     +------+--+--+--------+-----------+-------+-------+----------+------------+--------+----------+
 
-All integers are little-endian. The *fixed part* is raw numpy memory, in the order that both sides agreed on at start-
-up. It is copied straight from one side's arrays into the other's. The *payload* has a variable length. Both CRC-32s are
-mandatory: they cost less than 0.1 ns per byte (0.02 ns with AVX-512; zlib's 0.4 ns), which is less than the copy
-through the kernel. A header's CRC continues from the CRC of the header before it (the first starts from 0), so it
+All integers are little-endian. The *fixed part* is raw numpy memory, in the order that both sides agreed on at
+start-up. It is copied straight from one side's arrays into the other's. The *payload* has a variable length. Both
+CRC-32s are mandatory: they cost less than 0.1 ns per byte (0.02 ns with AVX-512; zlib's 0.4 ns), which is less than the
+copy through the kernel. A header's CRC continues from the CRC of the header before it (the first starts from 0), so it
 covers the whole stream so far. A missing, repeated or misplaced frame is therefore detected like a flipped bit. Any
 mutation of a stream yields a prefix of its frames and then a `WireError`, never a wrong frame.
 """
