@@ -28,6 +28,8 @@ from tests.kits.relay_kit import relayed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="agents take pidfds")
 
+TAXI = "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3"
+
 
 class TestOneNode(VectorEnvContract):
     async def start(self, env_fns, **options):
@@ -53,7 +55,7 @@ async def cartpoles(num_envs=4, num_workers=2, cluster=None, env="CartPole-v1", 
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Ant-v5", "Taxi-v4"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Ant-v5", TAXI])
 @pytest.mark.asyncio
 async def test_trajectories_equal_those_of_local_workers(env_id, mode):
     async def trajectory(**options):

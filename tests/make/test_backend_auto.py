@@ -16,6 +16,7 @@ from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter
 from tests.kits.loop_kit import run_on
 from tests.kits.process_kit import OF_PROCESSES
+from tests.kits.version_kit import needs_mujoco_batch
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def test_an_env_is_measured_in_a_process_of_its_own(caplog):
     assert record.message.startswith('backend="auto": 1 x FrozenLake-v1 step in this process: a step of one env takes')
 
 
-MUJOCO = ["HalfCheetah-v5", "InvertedPendulum-v5"]
+MUJOCO = [pytest.param(env_id, marks=needs_mujoco_batch) for env_id in ("HalfCheetah-v5", "InvertedPendulum-v5")]
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
