@@ -222,8 +222,8 @@ def test_spaces_that_differ_are_told_of_as_by_gymnasium(mode):
     """Observation spaces come first."""
     with pytest.raises((RuntimeError, AssertionError)) as wanted:  # Gymnasium 1.2 asserts, with other texts
         gym.vector.SyncVectorEnv([Counter, Unlike], observation_mode=mode)
-    start = "" if wanted.type is AssertionError else re.split(r"\. |, single_", str(wanted.value))[0]
-    with pytest.raises(RuntimeError, match=re.escape(start)):
+    start = None if wanted.type is AssertionError else re.escape(re.split(r"\. |, single_", str(wanted.value))[0])
+    with pytest.raises(RuntimeError, match=start):
         SyncVectorEnv([Counter, Unlike], observation_mode=mode)
     with pytest.raises(RuntimeError, match=r"AsyncVectorEnv\(.* sub-environment.* observation spaces"):
         AsyncVectorEnv([Counter, Unlike], observation_mode=mode, num_workers=1)
