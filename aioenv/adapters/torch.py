@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 try:
     import torch
@@ -564,3 +565,18 @@ def _with_rows(space: Space[Any], batch: Any, rows: list[int], items: list[Any])
 def _check_dtype(name: str, dtype: Any) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"{name}: expected a floating-point dtype of torch, torch.float32 say, got {dtype!r}")
+
+
+def check_blocking(envs: Any, mode: str, library: str) -> None:
+    """Check a vector env for a library that steps it by blocking calls.
+
+    Raises:
+        TypeError: if it is no `gymnasium.vector.VectorEnv`.
+        ValueError: if it has another autoreset mode.
+    """
+    if not isinstance(envs, VectorEnv):
+        hint = "; aioenv.sync.make_vec makes one" * inspect.iscoroutinefunction(getattr(envs, "step", None))
+        raise TypeError(f"envs: {library} takes a blocking vector env, got {type(envs).__name__}{hint}")
+    found = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    if AutoresetMode(found).value != mode:
+        raise ValueError(f'autoreset_mode: {library} takes autoreset_mode="{mode}", the vector env has {found}')
