@@ -1,0 +1,166 @@
+"""`aioenv.adapters.torchrl`: TorchRL's own checks, its rollouts and collectors, and `GymEnv`'s results."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv.testing import leak_check
+from tests.kits.zoo import Sampler
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("torchrl")
+    from torchrl.envs.utils import check_env_specs
+
+    from aioenv.adapters.torchrl import AioEnv
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
+
+BACKENDS = [{"num_workers": 2}, {"num_workers": 0}, {"backend": "native"}]
+
+
+def make(task="CartPole-v1", num_envs=3, **kwargs):
+    return aioenv.sync.make_vec(task, num_envs, **{"autoreset_mode": "Disabled", **kwargs})
+
+
+@pytest.mark.parametrize("task", ["CartPole-v1", "Hopper-v5"])
+@pytest.mark.parametrize("kwargs", BACKENDS, ids=str)
+def test_torchrls_own_check(task, kwargs):
+    with leak_check():
+        env = AioEnv(make(task, **kwargs))
+        check_env_specs(env, seed=0, break_when_any_done="both")
+        env.close()
+
+
+@pytest.mark.parametrize("space", ["box", "scalar_box", "image", "half", "discrete", "multi_discrete", "dict"])
+@pytest.mark.parametrize("categorical", [False, True])
+def test_torchrls_check_of_spaces(space, categorical):
+    factories = [functools.partial(Sampler, space, rich_infos=False)] * 3
+    for dtype in (torch.float32, None):
+        env = AioEnv(
+            aioenv.sync.VectorEnv(factories, num_workers=0, autoreset_mode="Disabled"),
+            obs_dtype=dtype,
+            categorical_action_encoding=categorical,
+        )
+        check_env_specs(env, seed=0)
+        assert env.action_spec.shape == ((3,) if categorical else (3, 7))
+        env.close()
+
+
+@pytest.mark.parametrize("action", ["discrete", "multi_discrete", "box", "scalar_box"])
+@pytest.mark.parametrize("categorical", [False, True])
+def test_actions_are_those_of_the_space(action, categorical):
+    factories = [functools.partial(Sampler, "box", action)] * 3
+    envs = aioenv.sync.VectorEnv(factories, num_workers=0, autoreset_mode="Disabled")
+    seen = []
+    step = envs.step
+    envs.step = lambda actions: seen.append(actions) or step(actions)
+    env = AioEnv(envs, categorical_action_encoding=categorical)
+    env.rollout(4)
+    assert all(envs.action_space.contains(np.asarray(one, envs.action_space.dtype)) for one in seen) and seen
+    env.close()
+
+
+@pytest.mark.parametrize("kwargs", BACKENDS, ids=str)
+def test_a_rollout_is_that_of_numpy(kwargs):
+    """With partial resets: what an action led to is never the first observation of the next episode."""
+    env = AioEnv(make(max_episode_steps=9, **kwargs), categorical_action_encoding=True)
+    env.set_seed(4)
+    actions = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (30, 3)))
+    chosen = iter(actions)
+    data = env.rollout(30, lambda td: td.set("action", next(chosen)), break_when_any_done=False)
+    env.close()
+    envs = make(max_episode_steps=9, **kwargs)
+    obs, _ = envs.reset(seed=4)
+    ends = 0
+    for t in range(30):
+        assert np.array_equal(data["observation"][:, t].numpy(), obs)
+        following, reward, terminated, truncated, _ = envs.step(actions[t].numpy())
+        step = data["next"][:, t]
+        assert np.array_equal(step["observation"].numpy(), following)
+        assert np.array_equal(step["reward"][:, 0].numpy(), reward)
+        assert np.array_equal(step["terminated"][:, 0].numpy(), terminated)
+        assert np.array_equal(step["truncated"][:, 0].numpy(), truncated)
+        ended = terminated | truncated
+        assert np.array_equal(step["done"][:, 0].numpy(), ended)
+        obs = envs.reset(options={"reset_mask": ended})[0] if ended.any() else following
+        ends += ended.sum()
+    envs.close()
+    assert ends > 3
+
+
+@pytest.mark.parametrize("kwargs", BACKENDS, ids=str)
+def test_masked_steps_leave_ended_slots_alone(kwargs):
+    env = AioEnv(make(max_episode_steps=40, **kwargs))
+    env.set_seed(1)
+    data = env.rollout(60, break_when_any_done=False, break_when_all_done=True)
+    env.close()
+    done = data["next", "done"][..., 0]
+    assert done[:, -1].all() and len({int(row.int().argmax()) for row in done}) > 1
+    for slot, row in enumerate(done):
+        first = int(row.int().argmax())
+        assert row[first:].all()
+        assert (data["next", "observation"][slot, first:] == data["next", "observation"][slot, first]).all()
+
+
+def test_collectors():
+    from torchrl.collectors import Collector
+
+    with leak_check():
+        env = AioEnv(make(num_envs=4, num_workers=2))
+        collector = Collector(env, None, frames_per_batch=64, total_frames=256)
+        batches = list(collector)
+        collector.shutdown()
+        assert [batch.numel() for batch in batches] == [64] * 4
+        for batch in batches:
+            done = batch["next", "done"][:, :-1, 0]
+            same = (batch["next", "observation"][:, :-1] == batch["observation"][:, 1:]).all(-1)
+            assert torch.equal(same, ~done)
+        assert sum(int(batch["next", "done"].sum()) for batch in batches)
+
+
+def test_transforms_go_around_it():
+    from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
+
+    env = TransformedEnv(AioEnv(make("Hopper-v5", backend="native")), Compose(StepCounter(20), RewardSum()))
+    check_env_specs(env, seed=0)
+    data = env.rollout(50, break_when_any_done=False)
+    assert data["next", "step_count"].max() <= 20
+    env.close()
+
+
+def test_a_device_none_and_seeds():
+    env = AioEnv(make(num_workers=0))
+    env.set_seed(7)
+    first = env.reset()["observation"]
+    env.set_seed(7)
+    assert torch.equal(env.reset()["observation"], first)
+    assert not torch.equal(env.reset()["observation"], first)
+    assert env.device == torch.device("cpu") and env.batch_size == (3,)
+    env.close()
+    env.envs.close()
+
+
+def test_misuse_is_said():
+    with pytest.raises(TypeError, match=r"TorchRL takes a blocking vector env, .*; aioenv.sync.make_vec makes one"):
+        AioEnv(aioenv.make_vec("CartPole-v1"))
+    envs = make(num_workers=0, autoreset_mode="NextStep")
+    with pytest.raises(ValueError, match='TorchRL takes autoreset_mode="Disabled", the vector env has'):
+        AioEnv(envs)
+    envs.close()
+    for space, action, message in (("tuple", "discrete", "got Tuple"), ("box", "dict", "expected an array, got Dict")):
+        envs = aioenv.sync.VectorEnv(
+            [lambda s=space, a=action: Sampler(s, a)], num_workers=0, autoreset_mode="Disabled"
+        )
+        with pytest.raises(ValueError, match=message):
+            AioEnv(envs)
+        envs.close()
+    with pytest.raises(TypeError, match="got TimeLimit"):
+        AioEnv(gym.make("CartPole-v1"))
