@@ -74,8 +74,9 @@ autosummary_generate = True
 autosummary_imported_members = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
+ADAPTED = ("stable_baselines3", "torch", "tensordict", "rsl_rl", "torchrl", "tianshou")
 # the adapters' pages are built without their libraries, too
-autodoc_mock_imports = [name for name in ("stable_baselines3", "torch") if find_spec(name) is None]
+autodoc_mock_imports = [name for name in ADAPTED if find_spec(name) is None]
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 napoleon_google_docstring = True

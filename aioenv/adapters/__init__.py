@@ -9,10 +9,13 @@ from aioenv.requirements import check_requirements
 
 if TYPE_CHECKING:
     from aioenv.adapters import gymnasium as gymnasium
+    from aioenv.adapters import rsl_rl as rsl_rl
     from aioenv.adapters import sb3 as sb3
+    from aioenv.adapters import tianshou as tianshou
     from aioenv.adapters import torch as torch
+    from aioenv.adapters import torchrl as torchrl
 
-__all__ = ["gymnasium", "sb3", "torch"]
+__all__ = ["gymnasium", "rsl_rl", "sb3", "tianshou", "torch", "torchrl"]
 
 
 if not TYPE_CHECKING:

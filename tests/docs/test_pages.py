@@ -79,6 +79,9 @@ def test_all_pages_together_have_few_words():
         "wrappers-of-batches",
         "replay-buffer-of-libraries",
         "pytorch-tensors",
+        "rsl-rl",
+        "torchrl",
+        "tianshou",
     )
     later = ("docs/explanation/cluster.md", *(f"docs/how-to/{name}.md" for name in how_to))
     pages = [text for name, text in TEXTS.items() if name.startswith("docs/") and name not in later]

@@ -1,0 +1,236 @@
+"""A Tianshou `BaseVectorEnv` over worker processes of several envs each, in place of its `SubprocVectorEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, spaces
+
+try:
+    from tianshou.env import BaseVectorEnv as _BaseVectorEnv
+except ImportError as exc:
+    raise ImportError("aioenv.adapters.tianshou needs Tianshou: pip install tianshou") from exc
+
+from aioenv import sync
+from aioenv.core.results import Ready
+from aioenv.rollout.subset import row_infos
+
+__all__ = ["VectorEnv"]
+
+_OF_ENVS = ("metadata", "reward_range", "spec", "action_space", "observation_space")
+
+
+class VectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need not be installed where types are checked
+    """A `BaseVectorEnv` of Tianshou 2: give it to a `Collector`, or to an experiment.
+
+    Observations, rewards, flags and infos are those of `SubprocVectorEnv`, with "env_id". With `wait_num` or `timeout`
+    it is asynchronous, as theirs: a step returns when `wait_num` envs are ready, or after `timeout` seconds with all
+    that are ready, at least one. Errors are aioenv's: an exception of an env is an `EnvError` that names the slot, the
+    end of a worker a `WorkerDied`.
+
+    Args:
+        env_fns: a factory for each slot; or a vector env of `aioenv.sync` that has
+            `autoreset_mode=AutoresetMode.DISABLED`, which `close` then closes, too.
+        wait_num: how many envs a step waits for; None: all that it steps.
+        timeout: how long a step waits, in seconds; None: without limit.
+        **kwargs: for `aioenv.sync.VectorEnv`: `num_workers`, `timeout_s`, `restart` and so on.
+
+    Raises:
+        ValueError: if there is another autoreset mode, or `wait_num` or `timeout` is out of range.
+        TypeError: if observations are Tuples, which Tianshou refuses, too.
+        WorkerStartError, SpaceMismatchError: as `aioenv.sync.VectorEnv`.
+    """
+
+    def __init__(
+        self,
+        env_fns: Iterable[Callable[[], Env[Any, Any]]] | sync.VectorEnv,
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(env_fns, sync.VectorEnv):
+            if kwargs:
+                raise TypeError(f"{', '.join(kwargs)}: for the vector env that is given, when it is made")
+            envs = env_fns
+        else:
+            envs = sync.VectorEnv(env_fns, **{"autoreset_mode": "Disabled", **kwargs})
+        self._envs = envs
+        try:
+            if envs.autoreset_mode.value != "Disabled":
+                raise ValueError(
+                    "autoreset_mode: Tianshou resets envs itself, so it takes AutoresetMode.DISABLED, the vector env "
+                    f"has {envs.autoreset_mode}"
+                )
+            if isinstance(envs.single_observation_space, spaces.Tuple):
+                raise TypeError("single_observation_space: Tianshou does not take a Tuple; make it a Dict")
+            self.env_num = n = envs.num_envs
+            if wait_num is not None and not 1 <= wait_num <= n:
+                raise ValueError(f"wait_num: expected 1 to {n}, got {wait_num}")
+            if timeout is not None and timeout <= 0:
+                raise ValueError(f"timeout: expected a positive number of seconds, got {timeout}")
+        except BaseException:
+            envs.close()
+            raise
+        self.wait_num = wait_num or n
+        self.timeout = timeout
+        self.is_async = self.wait_num != n or timeout is not None
+        self.waiting_id: list[int] = []
+        self.ready_id = list(range(n))
+        self.is_closed = False
+
+    def __getattribute__(self, key: str) -> Any:
+        """Attributes of the envs are lists of one a slot, as in `BaseVectorEnv`."""
+        if key in _OF_ENVS:
+            return self.get_env_attr(key)
+        return object.__getattribute__(self, key)
+
+    # ------------------------------------------------------------ attributes of envs
+
+    def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
+        """Read an attribute of the innermost env of some slots.
+
+        Raises:
+            EnvError, WorkerDied: as `AsyncVectorEnv.call_at`.
+        """
+        slots = self._ready(id)
+        if key in ("action_space", "observation_space"):
+            return [getattr(self._envs, f"single_{key}")] * len(slots)
+        return list(self._envs.call_at(slots, key))
+
+    def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
+        """Set an attribute of the envs of some slots, where `AsyncVectorEnv.set_attr` would.
+
+        Raises:
+            EnvError, WorkerDied: as `AsyncVectorEnv.call_at`.
+        """
+        self._envs.call_at(self._ready(id), "set_wrapper_attr", key, value)
+
+    # ------------------------------------------------------------ steps
+
+    def reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray[Any, Any]]:
+        """Begin episodes in some slots.
+
+        Args:
+            env_id: a slot number, or some; None: all.
+            **kwargs: `seed`, of each env, and `options`.
+
+        Returns:
+            Observations and infos, one a slot, in the order of `env_id`.
+
+        Raises:
+            EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.recv`.
+        """
+        slots = self._ready(env_id)
+        seed = kwargs.pop("seed", None)
+        seeds: Any = [seed] * len(slots) if isinstance(seed, (int, np.integer)) else seed  # each env gets the same
+        self._envs.send_reset(slots, seed=seeds, **kwargs)
+        obs, _, _, _, infos = self._results(self._envs.recv(min_slots=len(slots)), slots)
+        return obs, _objects(infos)
+
+    def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any, np.ndarray[Any, Any]]:
+        """Step some slots.
+
+        Args:
+            action: one for each of `id`; None, if this is asynchronous: take results alone.
+            id: a slot number, or some; None: all.
+
+        Returns:
+            Observations, rewards, terminated, truncated and infos, one a slot: of `id`, in its order; or of the slots
+            that are ready, if this is asynchronous, each named by "env_id" in its info.
+
+        Raises:
+            ValueError: if there is no action, and this is not asynchronous.
+            ActionError, EnvError, WorkerDied, StepTimeout, ResetNeededError: as `AsyncVectorEnv.send` and `recv`.
+        """
+        self._check_open()
+        if not self.is_async:
+            if action is None:
+                raise ValueError("action: expected actions, got None: wait_num= makes it asynchronous")
+            slots = [int(slot) for slot in self._wrap_id(id)]
+            self._envs.send(action, slots)
+            ready = self._envs.recv(min_slots=len(slots))
+        else:
+            if action is not None:
+                slots = self._ready(id)
+                self._envs.send(action, slots)
+                self.waiting_id += slots
+                self.ready_id = [slot for slot in self.ready_id if slot not in slots]
+            ready = self._envs.recv(min(self.wait_num, len(self.waiting_id)), deadline_s=self.timeout)
+            if not len(ready.slots):
+                ready = self._envs.recv()
+            slots = ready.slots.tolist()
+            self.waiting_id = [slot for slot in self.waiting_id if slot not in slots]
+            self.ready_id += slots
+        obs, reward, terminated, truncated, infos = self._results(ready, slots)
+        for info, slot in zip(infos, slots, strict=True):
+            info["env_id"] = slot
+        return obs, reward, terminated, truncated, _objects(infos)
+
+    def _results(self, ready: Ready, slots: Sequence[int]) -> tuple[Any, Any, Any, Any, list[dict[str, Any]]]:
+        """Return results in the order of `slots`, with observations as `np.stack` makes a batch of single ones."""
+        order = np.searchsorted(ready.slots, slots)
+        infos = row_infos(ready.info, len(slots))
+        obs = ready.obs[order] if isinstance(ready.obs, np.ndarray) else _objects([_row(ready.obs, i) for i in order])
+        return obs, ready.reward[order], ready.terminated[order], ready.truncated[order], [infos[i] for i in order]
+
+    # ------------------------------------------------------------ seeds, images, end
+
+    def seed(self, seed: int | Sequence[int | None] | None = None) -> list[Any]:
+        """Reset every slot with a seed of its own, as `SubprocVectorEnv` does; return the seeds.
+
+        Args:
+            seed: an int seeds slot i with `seed + i`; a list has a seed for each slot.
+        """
+        self._check_open()
+        seeds = [seed] * self.env_num if seed is None else seed
+        seeds = [seeds + slot for slot in range(self.env_num)] if isinstance(seeds, (int, np.integer)) else list(seeds)
+        self._envs.reset(seed=seeds)
+        return [[one] for one in seeds]
+
+    def render(self, **kwargs: Any) -> list[Any]:
+        """Return the images that the envs draw.
+
+        Raises:
+            RuntimeError: if envs are still stepping.
+        """
+        self._check_open()
+        if self.waiting_id:
+            raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
+        return list(self._envs.call("render", **kwargs))
+
+    def close(self) -> None:
+        """Close the vector env. Idempotent."""
+        self.is_closed = True
+        self._envs.close()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise self._envs._portal.closed_error()
+
+    def _ready(self, id: Any) -> list[int]:
+        """Return slot numbers.
+
+        Raises:
+            ClosedError: if this is closed.
+            AssertionError: if one is stepping, as theirs.
+        """
+        self._check_open()
+        slots = [int(slot) for slot in self._wrap_id(id)]
+        if self.is_async:
+            self._assert_id(slots)
+        return slots
+
+
+def _row(batch: Any, row: int) -> Any:
+    if isinstance(batch, dict):
+        return {key: _row(part, row) for key, part in batch.items()}
+    return batch[row]
+
+
+def _objects(items: list[Any]) -> np.ndarray[Any, Any]:
+    """Return an array of objects."""
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
