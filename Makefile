@@ -10,7 +10,7 @@ SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py defi
 	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
 	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
-.PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters cluster cluster-faults second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
+.PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters cluster cluster-faults examples curves second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
@@ -99,7 +99,25 @@ NEED_TORCH := $(patsubst %,'tests/docs/test_pages.py::test_the_code_of_a_page_ru
 # the tests of the adapters, which `make test` skips where the other libraries are missing
 adapters: $(VENV)/.adapters opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) \
-		tests/adapters tests/benchmarks/test_training.py tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
+		tests/adapters tests/examples/test_training.py tests/benchmarks/test_training.py tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
+
+TRAIN := $(BIN)/python examples/training
+# the examples that learn, in small: half a minute
+examples: $(VENV)/.adapters
+	@mkdir -p build
+	$(TRAIN)/ppo_torch.py --steps 66000 --save build/ppo.pt
+	$(TRAIN)/evaluate_torch.py build/ppo.pt --episodes 10
+	$(TRAIN)/population.py --generations 3
+	$(TRAIN)/curriculum.py --steps 20000
+
+# the same at full length, for the pictures of the documentation: 4.5 minutes on 2 loaded cores
+CURVES := docs/_static/examples/training
+curves: $(VENV)/.adapters
+	@mkdir -p build $(CURVES)
+	$(TRAIN)/ppo_torch.py --curve $(CURVES)/ppo_torch.png --save build/ppo.pt
+	$(TRAIN)/evaluate_torch.py build/ppo.pt --curve $(CURVES)/evaluate_torch.png
+	$(TRAIN)/population.py --curve $(CURVES)/population.png
+	$(TRAIN)/curriculum.py --curve $(CURVES)/curriculum.png
 
 # workers that Ray places, on two simulated nodes, and a node that is killed; with the whole grid of envs and modes: make cluster ARGS="-m 'not stress'"
 cluster: $(VENV)/.dev $(VENV)/.ray opengl-all

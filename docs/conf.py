@@ -32,7 +32,7 @@ extensions = [
     "command_pages",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["**/__pycache__", "examples/*.ipynb", "examples/*.py"]
+exclude_patterns = ["**/__pycache__", "examples/**.ipynb", "examples/**.py"]
 default_role = "code"
 suppress_warnings = ["config.cache"]
 nitpicky = False
@@ -55,7 +55,7 @@ copybutton_prompt_is_regexp = True
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "examples",
-    "filename_pattern": r"\.py$",
+    "filename_pattern": r"examples/[^/]+\.py$",  # those that are run: of subfolders none
     "within_subsection_order": "FileNameSortKey",
     "reset_argv": gallery.arguments,
     "image_scrapers": (gallery.pictures,),

@@ -1,7 +1,7 @@
 """Settings of the gallery of examples: their arguments, and their pictures.
 
-The examples are run when the site is built. An example that draws itself has a picture in `_static/examples`, which
-`example_pictures.py` makes.
+The examples are run when the site is built, except those that train: `make curves` runs these. An example that draws
+itself has a picture in `_static/examples`, which `example_pictures.py` makes.
 """
 
 from __future__ import annotations

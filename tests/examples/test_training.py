@@ -1,0 +1,121 @@
+"""The examples that learn, in small; they need torch, and so run in `make adapters`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.kits.process_kit import environment
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+TRAINING = Path(__file__).parents[2] / "examples" / "training"
+ROOT = TRAINING.parents[1]
+PPO = ("--steps", "8500", "--num-envs", "8")  # one episode of each slot
+SMALL = {
+    "ppo_torch.py": PPO,
+    "population.py": ("--generations", "2", "--members", "4"),
+    "curriculum.py": ("--steps", "4000", "--episodes", "4"),
+}
+
+
+def run(script: str, *args: str, cwd: Path) -> str:
+    command = [sys.executable, str(TRAINING / script), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """What a short run of PPO prints; its folder has the policy."""
+    folder = tmp_path_factory.mktemp("policy")
+    return folder, run("ppo_torch.py", *PPO, "--save", "ppo.pt", "--curve", "curve.png", cwd=folder)
+
+
+def returns(said: str) -> list[tuple[str, str]]:
+    """Steps and mean returns, without rates."""
+    return re.findall(r"^(\d+) steps.*mean return (-?[\d.]+)", said, re.MULTILINE)
+
+
+def is_picture(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_ppo(policy):
+    folder, said = policy
+    assert len(returns(said)) == 1 and is_picture(folder / "curve.png")
+
+
+def test_the_twins_of_ppo_have_the_same_results(policy, tmp_path):
+    """Networks, statistics and draws: with `await` and without."""
+    import torch
+
+    folder, said = policy
+    awaited = run("ppo_torch.py", *PPO, "--awaited", "--save", "ppo.pt", cwd=tmp_path)
+    assert returns(awaited) == returns(said)
+    ours, theirs = (torch.load(path / "ppo.pt")["agent"] for path in (folder, tmp_path))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_seed_counts(policy, tmp_path):
+    _folder, said = policy
+    assert returns(run("ppo_torch.py", *PPO, "--seed", "1", cwd=tmp_path)) != returns(said)
+
+
+def test_evaluation_is_repeatable(policy, tmp_path):
+    folder, _ = policy
+    command = ("evaluate_torch.py", str(folder / "ppo.pt"), "--episodes", "3", "--num-envs", "2")
+    first, second = (re.findall(r"^return: .*", run(*command, "--curve", "h.png", cwd=tmp_path), re.M) for _ in "12")
+    assert first == second and len(first) == 1 and is_picture(tmp_path / "h.png")
+
+
+def test_population_learns(tmp_path):
+    said = run("population.py", "--generations", "4", "--members", "16", "--curve", "curve.png", cwd=tmp_path)
+    means = [float(number) for number in re.findall(r"mean return ([\d.]+)", said)]
+    batches = [float(number) for number in re.findall(r"([\d.]+) members a batch", said)]
+    assert len(means) == 4 and means[-1] > 1.3 * means[0], said
+    assert batches[-1] > 2 and is_picture(tmp_path / "curve.png")  # one call serves several members
+
+
+def test_curriculum_learns(tmp_path):
+    said = run("curriculum.py", "--steps", "30000", "--episodes", "8", "--curve", "curve.png", cwd=tmp_path)
+    assert is_picture(tmp_path / "curve.png")
+    means = {
+        task: [float(n) for n in re.findall(f"{task}: mean return ([\\d.]+)", said)]
+        for task in ("hardest", "curriculum")
+    }
+    assert len(means["curriculum"]) > 5 and max(means["hardest"][-3:]) > 2 * means["hardest"][0], said
+
+
+def test_curriculum_grows():
+    names: dict = {"__name__": "curriculum"}
+    exec(compile((TRAINING / "curriculum.py").read_text(), "curriculum.py", "exec"), names)
+    reach = [names["options"](1, episode)["high"] for episode in range(200)]
+    assert reach == sorted(reach) and reach[0] == names["EASY"] and reach[-1] == names["HARD"]
+    assert names["options"](4, 0) == {"low": -names["HARD"], "high": names["HARD"]}
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="no tensorboard here")
+@pytest.mark.parametrize("script", SMALL)
+def test_tensorboard(script, tmp_path):
+    run(script, *SMALL[script], "--tensorboard", "runs", cwd=tmp_path)
+    assert list(tmp_path.glob("runs/**/events.out.tfevents.*"))
+
+
+def test_make_runs_and_draws_every_script():
+    """`make examples` and `make curves` leave none out, and the gallery has a picture of each."""
+    scripts = {path.stem for path in TRAINING.glob("*.py")}
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("examples", "curves"):
+        recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+        assert recipe is not None
+        assert {name for name in scripts if f"/{name}.py" in recipe[1]} == scripts
+    pictures = {path.stem for path in (ROOT / "docs" / "_static" / "examples" / "training").glob("*.png")}
+    assert pictures == scripts
