@@ -148,12 +148,9 @@ class TorchVectorEnv:
         return self._step_result(self.envs.step(self._arrays(actions), **kwargs))
 
     async def _step_async(self, actions: Any, kwargs: dict[str, Any]) -> StepResult:
-        tensors = self._ready_tensors
-        if isinstance(self._transfer, StreamTransfer):
-            arrays = await tensors.arrays_async(actions)
-        else:
-            arrays = tensors.arrays(actions)
-        return self._step_result(await self.envs.step(arrays, **kwargs))
+        tensors = self._tensors or self._ready_tensors
+        arrays = await tensors.arrays_async(actions) if tensors.streams else tensors.arrays(actions)
+        return StepResult(*tensors.step(*await self.envs.step(arrays, **kwargs)))
 
     async def _convert(self, result: Coroutine[Any, Any, Any], convert: Callable[[Any], Any]) -> Any:
         return convert(await result)
@@ -225,7 +222,7 @@ class TorchVectorEnv:
             answer = policy(tensors.obs(obs), **kwargs)
             if inspect.isawaitable(answer):
                 return after(answer) if self._is_async else answer  # which a blocking one refuses
-            if self._is_async and isinstance(self._transfer, StreamTransfer):
+            if self._is_async and tensors.streams:
                 return tensors.answer_async(answer)
             return tensors.answer(answer)
 
@@ -364,11 +361,13 @@ class _Tensors:
 
     def __init__(self, envs: Any, transfer: DirectTransfer | StreamTransfer, obs_dtype: Any, reward_dtype: Any) -> None:
         self._transfer = transfer
+        self.streams = isinstance(transfer, StreamTransfer)  # whether actions on the device are waited for
         self._stays = isinstance(transfer, DirectTransfer) and transfer.device.type == "cpu"
         self._obs_dtype, self._reward_dtype = obs_dtype, reward_dtype
         self._obs_space, self._action_space = envs.single_observation_space, envs.single_action_space
         self._actions_are_pairs = is_pair_space(self._action_space)
-        self._plain_obs = self._stays and obs_dtype is None and isinstance(self._obs_space, _ARRAY_SPACES)
+        # whether a result is arrays whose memory becomes that of tensors, and nothing else
+        self._plain = self._stays and obs_dtype is reward_dtype is None and isinstance(self._obs_space, _ARRAY_SPACES)
         self._plain_dtype = None  # actions of this dtype are arrays already
         if isinstance(self._action_space, _ARRAY_SPACES):
             self._plain_dtype = _tensor(np.empty(0, self._action_space.dtype)).dtype
@@ -377,8 +376,6 @@ class _Tensors:
 
     def obs(self, obs: Any, name: str = "obs") -> Any:
         """Return a batch of observations as tensors."""
-        if self._plain_obs:
-            return _tensor(obs)
         return self._obs(self._obs_space, obs, name)
 
     def _obs(self, space: Space[Any], obs: Any, name: str) -> Any:
@@ -393,13 +390,13 @@ class _Tensors:
 
     def step(self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> Any:
         """Return the parts of a step's result as tensors."""
+        if self._plain and "final_obs" not in info:  # while caches are cold, each further call counts
+            return _tensor(obs), _tensor(reward), _tensor(terminated), _tensor(truncated), info
         last = info.get("final_obs")
         if last is not None:
             rows = np.flatnonzero(info.get("_final_obs", np.logical_or(terminated, truncated))).tolist()
             whole = _with_rows(self._obs_space, obs, rows, [of_slot(last, row) for row in rows])
             info = {**info, "final_obs": self.obs(whole, "final_obs")}
-        if self._stays and self._reward_dtype is None:
-            return self.obs(obs), _tensor(reward), _tensor(terminated), _tensor(truncated), info
         return (
             self.obs(obs),
             self._upload(reward, self._reward_dtype, "reward"),
