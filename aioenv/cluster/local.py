@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.child import Child
 from aioenv.process.environment import import_path
 from aioenv.process.remote import SharedData
+from aioenv.process.tls import TlsFiles
 
 __all__ = ["LocalCluster"]
 
@@ -33,6 +35,7 @@ class LocalCluster:
         workers_per_node: the room of each; None: no limit.
         host: the address to listen on, an address of this machine.
         ports: the ports to try; none: any.
+        tls: certificates for TLS, of both sides; None: without TLS.
     """
 
     def __init__(
@@ -42,11 +45,13 @@ class LocalCluster:
         workers_per_node: int | None = None,
         host: str = "127.0.0.1",
         ports: Sequence[int] = (),
+        tls: TlsFiles | None = None,
     ) -> None:
         self.num_nodes = num_nodes
         self.workers_per_node = workers_per_node
         self.host = host
         self.ports = tuple(ports)
+        self.tls = tls
 
     def __repr__(self) -> str:
         return f"LocalCluster(num_nodes={self.num_nodes})"
@@ -68,6 +73,11 @@ class LocalSession:
     def address(self) -> tuple[str, Sequence[int]]:
         """See `ClusterSession`."""
         return self._cluster.host, self._cluster.ports
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """See `ClusterSession`."""
+        return self._cluster.tls
 
     async def start(self) -> None:
         """See `ClusterSession`."""
@@ -91,7 +101,7 @@ class LocalSession:
 
     def place(self, index: int, invitation: Invitation) -> ProcessAgent:
         """See `ClusterSession`."""
-        return ProcessAgent(invitation, f"node {index % self._cluster.num_nodes}")
+        return ProcessAgent(invitation, f"node {index % self._cluster.num_nodes}", self._cluster.tls)
 
     async def close(self) -> None:
         """See `ClusterSession`."""
@@ -106,12 +116,13 @@ class ProcessAgent:
     Args:
         invitation: what it needs.
         node: the name of its machine.
+        tls: its certificates; None: without TLS.
 
     Raises:
         OSError: if the process can't be started.
     """
 
-    def __init__(self, invitation: Invitation, node: str) -> None:
+    def __init__(self, invitation: Invitation, node: str, tls: TlsFiles | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         code = f"import sys; sys.path[:] = {[*import_path()]!a}; from aioenv.process.agent import main; main({node!r})"
@@ -134,7 +145,8 @@ class ProcessAgent:
         assert process.stdin is not None and process.stderr is not None
         self._stderr = process.stderr
         os.set_blocking(self._stderr.fileno(), False)
-        words = invitation.host, str(invitation.port), invitation.id.hex(), invitation.secret.hex(), str(inbox)
+        words = [invitation.host, str(invitation.port), invitation.id.hex(), invitation.secret.hex(), str(inbox)]
+        words.append(json.dumps(tls))
         with contextlib.suppress(BrokenPipeError), process.stdin:  # a pipe has room for a line
             process.stdin.write(" ".join(words).encode() + b"\n")
         assert self._child.pidfd is not None
@@ -157,7 +169,8 @@ class ProcessAgent:
         child.kill_and_reap()
         if not self.ended.done():
             errors = (self._stderr.read() or b"").decode(errors="replace").strip()
-            self.ended.set_result(f"exit code {child.returncode}: {errors.rpartition(chr(10))[2]}")
+            last = errors.rpartition("\n")[2]
+            self.ended.set_result(f"exit code {child.returncode}" + (f": {last}" if last else ""))
 
     def kill(self) -> None:
         """See `Agent`."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from aioenv.ipc.shared_data import MappedFile, MemoryCopy, give_data, inbox_pair
 from aioenv.process.agent import run_agent
 from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.remote import SharedData
+from aioenv.process.tls import TlsFiles
 
 if TYPE_CHECKING:
     import socket
@@ -33,6 +35,8 @@ __all__ = ["RayCluster"]
 _log = logging.getLogger("aioenv")
 
 _STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
+# Lines of Ray's errors, or beginnings of what follows, that say nothing about this actor's end.
+_NO_REASON = re.compile(r"The actor died unexpectedly|\t(class_name|actor_id|pid|name|namespace|ip): ")
 _RELEASE_S = 5.0  # how long Ray may take to end an actor, in seconds
 _FETCH_S = 30.0  # how long Ray may take to bring data to a node, in seconds
 # Fewer bytes go through the connections. There, 8 collectors on two nodes of one machine take 54 ms for 4 MiB, and
@@ -48,9 +52,10 @@ class RayCluster:
     """Machines of a Ray cluster, for `cluster=`. Each worker has an actor of Ray, in one placement group.
 
     The actor starts the worker as a process of its own, and watches it. The worker connects to this process over TCP.
-    Each connection proves that it knows a secret of this vector env, but frames are not encrypted. Use networks that
-    you trust. `RAY_USE_TLS` is refused, since frames would not be protected by it. The nodes need the same versions of
-    Python, aioenv, numpy, Gymnasium and MuJoCo as this process, and the modules that the factories import.
+    Each connection proves that it knows a secret of this vector env. With `RAY_USE_TLS=1` frames are encrypted, with
+    Ray's certificates (`RAY_TLS_SERVER_CERT`, `RAY_TLS_SERVER_KEY`, `RAY_TLS_CA_CERT`, here and on the nodes). Without
+    it they are not: use networks that you trust. The nodes need the same versions of Python, aioenv, numpy, Gymnasium
+    and MuJoCo as this process, and the modules that the factories import.
 
     Args:
         address: the address of the cluster, as of `ray.init`: "auto", "local", "ray://host:10001" …. None: the Ray that
@@ -66,7 +71,7 @@ class RayCluster:
 
     Raises:
         ImportError: if Ray is not installed: `pip install 'aioenv[ray]'`.
-        ValueError: if an argument is not one of its values.
+        ValueError: if an argument is not one of its values, or `RAY_USE_TLS` is set without certificates.
     """
 
     def __init__(
@@ -94,8 +99,7 @@ class RayCluster:
                 f"address={address!r}: nodes may not reach a process behind Ray's client; say where they can: "
                 "listen=(host, ports)"
             )
-        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-            raise ValueError("RAY_USE_TLS is set, but frames between workers and this process would not be encrypted")
+        self.tls = _tls_of_ray()
         self.address = address
         self.listen = listen
         self.strategy = strategy
@@ -134,6 +138,11 @@ class RaySession:
         import ray
 
         return self._cluster.listen or (ray.util.get_node_ip_address(), ())
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """See `ClusterSession`."""
+        return self._cluster.tls
 
     async def start(self) -> None:
         """See `ClusterSession`."""
@@ -254,7 +263,12 @@ class _AgentActor:
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        run_agent(Invitation(*invitation), f"node {node[:8]} ({ray.util.get_node_ip_address()})", self._workers_end)
+        run_agent(
+            Invitation(*invitation),
+            f"node {node[:8]} ({ray.util.get_node_ip_address()})",
+            self._workers_end,
+            _tls_of_ray(),
+        )
 
     def give(self, number: int, references: Sequence[ObjectRef[Any]]) -> None:
         """Let the worker map data in Ray's object store of this node; Ray keeps them while it uses them.
@@ -319,7 +333,7 @@ class RayAgent:
 
     def _on_end(self, done: Future[None]) -> None:
         error = done.exception()
-        why = "it has finished" if error is None else str(error).strip()
+        why = "it has finished" if error is None else _reason(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._set_ended, why)
 
@@ -347,6 +361,32 @@ class RayAgent:
         if not self.ended.done():
             await wait_through_cancel(internal_task(asyncio.wait([self.ended], timeout=_RELEASE_S)))
         self.kill()
+
+
+def _tls_of_ray() -> TlsFiles | None:
+    """Return the certificates that Ray uses in this process; None if it uses none.
+
+    Raises:
+        ValueError: if it is told to, but not which.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):  # as Ray reads it
+        return None
+    names = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
+    if missing := [name for name in names if not os.environ.get(name)]:
+        raise ValueError(f"RAY_USE_TLS is set, but not {', '.join(missing)}")
+    return TlsFiles(*(os.environ[name] for name in names))
+
+
+def _reason(error: BaseException) -> str:
+    """Return the sentences of Ray's error that say why an actor has ended."""
+    from ray.exceptions import RayTaskError
+
+    lines = str(error).strip().splitlines()
+    if isinstance(error, RayTaskError):  # a traceback of the agent
+        return lines[-1].strip()
+    # the first lines of some errors only say which actor it is
+    told = " ".join(line.strip() for line in lines if not _NO_REASON.match(line))
+    return told.partition(" Some common causes")[0]
 
 
 async def _in_thread(function: Callable[[], None]) -> None:

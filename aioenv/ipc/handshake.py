@@ -9,7 +9,9 @@
 
 Nothing else is read before. All three have a fixed length, nothing in them is unpickled, and the secret is not sent.
 The HMACs are HMAC-SHA256 (RFC 2104), with 32 random bytes of each side. Later bytes are neither encrypted nor
-authenticated: the network between the machines has to be trusted, or to be a tunnel.
+authenticated, unless all this travels in TLS: else the network has to be trusted, or to be a tunnel. With TLS both
+sides prove a secret that depends on the parent's certificate, too (as "tls-server-end-point" of RFC 5929). So another
+machine with a certificate of the same authority can't stand between them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ __all__ = [
     "PROOF_BYTES",
     "Hello",
     "Invitation",
+    "bind",
     "challenge",
     "hello",
     "is_proof",
@@ -94,6 +97,11 @@ def parse_hello(data: bytes) -> Hello | None:
     at = len(_MAGIC)
     role = data[at + _ID_BYTES]
     return Hello(data[at : at + _ID_BYTES], role, data) if role in (CONTROL, FRAMES) else None
+
+
+def bind(secret: bytes, certificate: bytes) -> bytes:
+    """Return the secret to prove in TLS with a parent that has this certificate (DER)."""
+    return _digest(secret, b"certificate", certificate)
 
 
 def challenge(secret: bytes, greeting: bytes) -> bytes:

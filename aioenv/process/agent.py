@@ -1,7 +1,8 @@
 """The agent of a worker on another machine: it starts the worker there, watches it, and connects it to the parent.
 
 An agent is a process (an actor of Ray, say) with an `Invitation`. It opens two TCP connections to the parent. The
-worker, which is a child of the agent, gets one of them as its channel. So frames go through no other process. The other
+worker, which is a child of the agent, gets one of them as its channel. So frames go through no other process, unless
+they are encrypted: then the agent does that. The other
 connection is the agent's own: over it go the worker's output, its end, signs of life, and signals to the worker. When
 that connection ends, the agent kills the worker with its process group. The kernel finds out within 10 s that the
 parent's machine is gone. The agent expects no signs of life of the parent itself, whose loop may be blocked for long.
@@ -10,10 +11,12 @@ parent's machine is gone. The agent expects no signs of life of the parent itsel
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -30,6 +33,7 @@ from aioenv.ipc.memory import CurrentRow
 from aioenv.ipc.messages import STACK_SIGNAL
 from aioenv.process.child import Child, kill_group
 from aioenv.process.environment import bootstrap, worker_environment
+from aioenv.process.tls import TlsFiles, TlsRelay
 
 __all__ = ["main", "run_agent", "set_socket_options", "versions"]
 
@@ -78,47 +82,63 @@ def set_socket_options(sock: socket.socket) -> None:
 def main(node: str = "") -> None:
     """Run an agent whose invitation comes in one line of stdin: host, port, id and secret, in hexadecimal.
 
-    After them comes the descriptor of the worker's inbox.
+    After them come the descriptor of the worker's inbox, and the files for TLS, in JSON.
     """
-    host, port, id, secret, inbox = sys.stdin.readline().split()
+    host, port, id, secret, inbox, tls = sys.stdin.readline().split(maxsplit=5)
     invitation = Invitation(host, int(port), bytes.fromhex(id), bytes.fromhex(secret))
-    run_agent(invitation, node, socket.socket(fileno=int(inbox)))
+    files = json.loads(tls)
+    run_agent(invitation, node, socket.socket(fileno=int(inbox)), files and TlsFiles(*files))
 
 
-def run_agent(invitation: Invitation, node: str, inbox: socket.socket) -> None:
+def run_agent(invitation: Invitation, node: str, inbox: socket.socket, tls: TlsFiles | None = None) -> None:
     """Start a worker for a parent, and serve it until the worker or the connection to the parent has ended.
 
     Args:
         invitation: the parent's.
         node: the name of this machine, for errors and logs.
         inbox: where the worker reads data of this machine (see `ipc/shared_data.py`); closed here.
+        tls: the certificates of this machine; None: without TLS.
 
     Raises:
-        OSError: if the parent can't be reached.
+        OSError: if the parent can't be reached, or its certificate is refused, or refuses this one (`ssl.SSLError`).
         WireError: if it does not know the secret, or does not keep to the protocol.
     """
-    with inbox, contextlib.closing(_Agent(invitation, inbox)) as agent:
+    with inbox, contextlib.closing(_Agent(_Door(invitation, tls), inbox)) as agent:
         agent.send_json(AgentMessage.VERSIONS, {"versions": versions(), "node": node, "pid": os.getpid()})
         agent.run()
 
 
-def _connect(invitation: Invitation, role: int) -> socket.socket:
-    """Open a connection to the parent, and prove to each other that both know the secret."""
-    sock = socket.create_connection((invitation.host, invitation.port), _CONNECT_S)
-    try:
-        set_socket_options(sock)
-        greeting = handshake.hello(invitation, role)
-        sock.sendall(greeting)
-        answer = _receive_exactly(sock, handshake.CHALLENGE_BYTES)
-        proof = handshake.proof(invitation.secret, greeting, answer)
-        if proof is None:
-            raise WireError("the parent does not know the secret of the invitation")
-        sock.sendall(proof)
-        sock.settimeout(None)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+class _Door:
+    """Opens connections to the parent."""
+
+    def __init__(self, invitation: Invitation, tls: TlsFiles | None) -> None:
+        self._invitation = invitation
+        self._tls = None if tls is None else tls.context(server=False)
+        self._relay = TlsRelay()
+
+    def connect(self, role: int) -> socket.socket:
+        """Open a connection, and prove to each other that both sides know the secret."""
+        invitation = self._invitation
+        sock = socket.create_connection((invitation.host, invitation.port), _CONNECT_S)
+        try:
+            set_socket_options(sock)
+            secret = invitation.secret
+            if self._tls is not None:
+                sock = encrypted = self._tls.wrap_socket(sock)
+                secret = handshake.bind(secret, encrypted.getpeercert(binary_form=True) or b"")
+            greeting = handshake.hello(invitation, role)
+            with contextlib.suppress(ConnectionError, ssl.SSLEOFError):  # an alert of TLS says why
+                sock.sendall(greeting)
+            answer = _receive_exactly(sock, handshake.CHALLENGE_BYTES)
+            proof = handshake.proof(secret, greeting, answer)
+            if proof is None:
+                raise WireError("the parent does not know the secret of the invitation")
+            sock.sendall(proof)
+            sock.settimeout(None)
+            return self._relay.plain(sock) if isinstance(sock, ssl.SSLSocket) else sock
+        except BaseException:
+            sock.close()
+            raise
 
 
 def _receive_exactly(sock: socket.socket, count: int) -> bytes:
@@ -134,10 +154,10 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes:
 class _Agent:
     """See `run_agent`."""
 
-    def __init__(self, invitation: Invitation, inbox: socket.socket) -> None:
-        self._invitation = invitation
+    def __init__(self, door: _Door, inbox: socket.socket) -> None:
+        self._door = door
         self._inbox = inbox
-        self._control = _connect(invitation, handshake.CONTROL)
+        self._control = door.connect(handshake.CONTROL)
         self._reader = MessageReader()
         self._unsent = bytearray()
         self._child: Child | None = None
@@ -233,7 +253,7 @@ class _Agent:
 
     def _spawn(self, environ: Mapping[str, str]) -> None:
         with ExitStack() as theirs:
-            frames = theirs.enter_context(_connect(self._invitation, handshake.FRAMES))
+            frames = theirs.enter_context(self._door.connect(handshake.FRAMES))
             row_fd = CurrentRow.create()
             if row_fd is not None:
                 theirs.callback(os.close, row_fd)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import signal
 import socket
+import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,6 +31,7 @@ from aioenv.process.channel import Channel, ScatterChannel
 from aioenv.process.failures import cannot_start
 from aioenv.process.launch import LaunchResources
 from aioenv.process.process import Output
+from aioenv.process.tls import TlsFiles, TlsRelay
 
 if TYPE_CHECKING:
     from aioenv.process.connection import OutstandingRequests
@@ -45,6 +48,8 @@ __all__ = [
     "launch_remote",
 ]
 
+_log = logging.getLogger("aioenv")
+
 # Seconds in which a connection has to prove that it knows the secret.
 _HANDSHAKE_S = 10.0
 # Connections that have not proved it; the oldest is closed for one more.
@@ -57,6 +62,8 @@ _ACCEPTS = 64
 _KILL_S = 1.0
 # So many checks in a row without a message mean that an agent is lost; between two of them pass so many seconds.
 _SILENT_CHECKS, _CHECK_S = 3, 1.5 * ALIVE_S
+# How long a cluster may take to say why an agent is lost, in seconds; `connection.py` waits a second for an end.
+_REASON_S = 0.75
 _REAP_S = 2.0  # see `process.py`
 _OUTPUT_LIMIT = 1 << 14  # see `launch.py`
 
@@ -106,6 +113,10 @@ class ClusterSession(Protocol):
     def address(self) -> tuple[str, Sequence[int]]:
         """The address of this machine that agents can reach, and the ports to listen on; none: any port."""
 
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The certificates of this process, for TLS with agents; None: without TLS."""
+
     async def start(self) -> None:
         """Reserve the room. If this fails, or is cancelled, nothing is reserved.
 
@@ -154,11 +165,14 @@ class Listener:
 
     def __init__(self, session: ClusterSession) -> None:
         self._session = session
-        self._secret = secrets.token_bytes(32)
+        self._secret = self._proven = secrets.token_bytes(32)
         self._sock: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop  # since the first invitation
         self._awaited: dict[bytes, _Awaited] = {}
         self._unproven: OrderedDict[socket.socket, asyncio.Task[None]] = OrderedDict()
+        self._tls: ssl.SSLContext | None = None
+        self._relay = TlsRelay()
+        self._refusals: set[str] = set()  # the reasons so far
 
     @property
     def listening(self) -> bool:
@@ -174,6 +188,11 @@ class Listener:
         host, ports = self._session.address
         if self._sock is None:
             self._loop = asyncio.get_running_loop()
+            files = self._session.tls
+            self._proven = self._secret
+            if files is not None:
+                self._tls = files.context(server=True)
+                self._proven = handshake.bind(self._secret, files.own_certificate())
             self._sock = _listen(host, ports or (0,))
             self._loop.add_reader(self._sock.fileno(), self._accept)
         invitation = handshake.new_invitation(host, self._sock.getsockname()[1], self._secret)
@@ -220,10 +239,36 @@ class Listener:
                 if exc.errno in (errno.EMFILE, errno.ENFILE):  # a descriptor is free when the loop comes back here
                     self._close_oldest()
                 return
-            sock.setblocking(False)
             if len(self._unproven) >= _MAX_UNPROVEN:
                 self._close_oldest()
+            try:
+                sock = self._prepare(sock)
+            except OSError:  # it has ended, or there are no descriptors left
+                sock.close()
+                continue
             self._unproven[sock] = internal_task(self._admit(sock), name="handshake with an agent")
+
+    def _prepare(self, sock: socket.socket) -> socket.socket:
+        """Return a connection without TLS in the place of one that was accepted.
+
+        Raises:
+            OSError: if there are no descriptors left, or the connection has ended.
+        """
+        sock.setblocking(False)
+        set_socket_options(sock)
+        if self._tls is None:
+            return sock
+        peer = sock.getpeername()[0]
+        encrypted = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        plain = self._relay.plain(encrypted, partial(self._note_refusal, peer))
+        plain.setblocking(False)
+        return plain
+
+    def _note_refusal(self, peer: str, why: str) -> None:
+        """Log why a connection was refused, once for each reason; called on the relay's thread."""
+        if why not in self._refusals:
+            self._refusals.add(why)
+            _log.warning("a connection of %s was refused, and others like it may have been: %s", peer, why)
 
     def _close_oldest(self) -> None:
         """Close the oldest connection that has not proved itself, if there is one."""
@@ -245,7 +290,6 @@ class Listener:
         if connection is None or connection.done():
             sock.close()
         else:
-            set_socket_options(sock)
             connection.set_result(sock)
 
     async def _prove(self, sock: socket.socket) -> asyncio.Future[socket.socket] | None:
@@ -254,10 +298,10 @@ class Listener:
         if greeting is None or awaited is None:
             return None
         self._unproven.move_to_end(sock)  # it knows the id of an invitation: connections of others are closed before
-        answer = handshake.challenge(self._secret, greeting.data)
+        answer = handshake.challenge(self._proven, greeting.data)
         await self._loop.sock_sendall(sock, answer)
         data = await self._receive(sock, handshake.PROOF_BYTES)
-        if not handshake.is_proof(self._secret, greeting.data, answer, data):
+        if not handshake.is_proof(self._proven, greeting.data, answer, data):
             return None
         return awaited.connections[greeting.role]
 
@@ -417,6 +461,7 @@ class RemoteProcess:
         self._answer: asyncio.Future[Any] = self._loop.create_future()  # of the agent, to what it was last asked
         self._frames: socket.socket | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
+        self._loss_timer: asyncio.TimerHandle | None = None
         self._control = _Control(sock, self._on_message, self._on_end)
         self.output = Output(self._control.output, self.exited)
 
@@ -469,6 +514,15 @@ class RemoteProcess:
             self._answer.exception()  # no caller may wait for it any more
 
     def _on_end(self, why: str) -> None:
+        """Note that the connection has ended. The agent's cluster has a moment to say more, a dead node, say."""
+        if self._loss_timer is None:
+            self._loss_timer = self._loop.call_later(_REASON_S, self._lose, why)
+            self._agent.ended.add_done_callback(
+                lambda ended: self._lose(f"{why}; its agent has ended: {ended.result()}")
+            )
+
+    def _lose(self, why: str) -> None:
+        """Give up the worker and its agent, of which nothing more can be heard. Idempotent."""
         self._fail_answer(why)
         if not self.exited.is_set():
             self.fault = f"the connection to its agent has ended: {why}"
@@ -477,8 +531,7 @@ class RemoteProcess:
     def _finish(self) -> None:
         """Note that the worker has ended, or that nothing more can be heard of it."""
         self.exited.set()
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
+        self._cancel_timers()
         if self._frames is not None and self.fault is not None:
             with contextlib.suppress(
                 OSError
@@ -489,6 +542,11 @@ class RemoteProcess:
         """Let the worker take data (see `Agent.give`)."""
         self._agent.give(data)
 
+    def _cancel_timers(self) -> None:
+        for timer in (self._kill_timer, self._loss_timer):
+            if timer is not None:
+                timer.cancel()
+
     def open_channel(self, requests: OutstandingRequests) -> Channel:
         """See `Process`."""
         assert self._frames is not None
@@ -498,7 +556,7 @@ class RemoteProcess:
         """See `Process`. If a kill is not confirmed in time, the worker counts as lost: the machine may be gone."""
         self._control.send(pack_json(AgentMessage.SIGNAL, int(sig)))
         if sig == signal.SIGKILL and self._kill_timer is None and not self.exited.is_set():
-            self._kill_timer = self._loop.call_later(_KILL_S, self._on_end, f"no answer within {_KILL_S:g} s")
+            self._kill_timer = self._loop.call_later(_KILL_S, self._lose, f"no answer within {_KILL_S:g} s")
 
     def request_stack_dump(self) -> bool:
         """See `Process`."""
@@ -513,8 +571,7 @@ class RemoteProcess:
 
     def close(self) -> None:
         """Close the connections of this side: the agent kills the worker then. Idempotent."""
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
+        self._cancel_timers()
         self.current_row = None
         self._control.close()
         if self._frames is not None:  # the channel closes it too

@@ -29,9 +29,10 @@ from tests.cluster.test_remote_collectors import (
     unpicklable_weights_change_nothing,
     weights_are_mapped,
 )
-from tests.kits.cluster_kit import LIMIT_S, Play, again, kill_driver, refused, resumed
+from tests.kits.cluster_kit import LIMIT_S, Play, again, agent_of, kill_driver, refused, resumed
 from tests.kits.compare import assert_same
-from tests.kits.process_kit import run_alone
+from tests.kits.process_kit import environment, run_alone
+from tests.kits.tls_kit import make_authority, needs_openssl
 
 ray = pytest.importorskip("ray")
 
@@ -196,8 +197,52 @@ async def test_a_cancelled_start_leaves_nothing():
 async def test_an_actor_is_killed(again, resume, record_property):
     async with Play(on_ray(), 2, resume) as play:
         os.kill(agent_pid(play.envs.workers[0]), signal.SIGKILL)
-        message = "on node [0-9a-f]{8} .* is lost: the connection to its agent has ended"
+        message = "on node [0-9a-f]{8} .* is lost: .* its agent has ended: .* its worker process has died"
         await play.held(message, record_property, "actor of Ray killed")
+
+
+@pytest.mark.asyncio
+async def test_ray_says_that_it_was_told_to_kill_an_actor():
+    async with aioenv.make_vec("CartPole-v1", 2, num_workers=2, cluster=on_ray()) as envs:
+        await envs.reset()
+        ray.kill(agent_of(envs)._actor)
+        begun = time.monotonic()
+        with pytest.raises(aioenv.WorkerDied, match=r"its agent has ended: .* killed by `ray\.kill`"):
+            while True:
+                await envs.step([0, 1])
+        assert time.monotonic() - begun < 5
+
+
+OUT_OF_MEMORY = """
+import asyncio
+import aioenv, ray
+from ray.cluster_utils import Cluster
+
+async def main():
+    # Ray kills each actor at once: it believes that memory runs out
+    config = {"memory_usage_threshold": 0.001, "memory_monitor_refresh_ms": 50}
+    cluster = Cluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False, "_system_config": config})
+    ray.init(cluster.address, log_to_driver=False)
+    try:
+        async with aioenv.make_vec("CartPole-v1", 1, num_workers=1, cluster=aioenv.RayCluster()) as envs:
+            await envs.reset()
+            while True:
+                await envs.step([0])
+    except (aioenv.WorkerDied, aioenv.WorkerStartError) as error:
+        print(error)
+        assert "running low on memory" in str(error)
+    else:
+        raise AssertionError
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+asyncio.run(main())
+"""
+
+
+def test_ray_says_that_it_has_killed_an_actor_since_memory_runs_out():
+    run_alone(OUT_OF_MEMORY, timeout_s=100)
 
 
 @again
@@ -299,6 +344,64 @@ def stored() -> float:
     return there["object_store_memory"] - free["object_store_memory"]
 
 
+# ---------------------------------------------------------------- TLS
+
+ENCRYPTED = """
+import asyncio, os, sys
+import numpy as np
+import aioenv, ray
+from aioenv.process.remote import Listener
+from ray.cluster_utils import Cluster
+
+async def main():
+    cluster = Cluster(True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    cluster.add_node(num_cpus=4)
+    ray.init(cluster.address, log_to_driver=False)
+    encrypted, prepare = [], Listener._prepare
+
+    def spy(self, sock):
+        plain = prepare(self, sock)
+        encrypted.append(plain is not sock)
+        return plain
+
+    Listener._prepare = spy
+    try:
+        on_ray = aioenv.RayCluster(strategy="STRICT_SPREAD")
+        async with (
+            aioenv.make_vec("CartPole-v1", 4, num_workers=2, cluster=on_ray) as there,
+            aioenv.make_vec("CartPole-v1", 4, num_workers=2) as here,
+        ):
+            assert (await there.reset(seed=1)).obs.tolist() == (await here.reset(seed=1)).obs.tolist()
+            for step in range(100):
+                actions = np.arange(4) % 2
+                for one, other in zip((await there.step(actions))[:4], (await here.step(actions))[:4]):
+                    np.testing.assert_array_equal(one, other)
+        assert encrypted == [True] * 4
+        # certificates of another authority: Ray is connected already, with the right ones
+        for name, value in zip(("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"), sys.argv[1:]):
+            os.environ[name] = value
+        try:
+            await aioenv.make_vec("CartPole-v1", 1, num_workers=1, cluster=aioenv.RayCluster())
+        except aioenv.WorkerStartError as error:
+            assert "CERTIFICATE_VERIFY_FAILED" in str(error), error
+        else:
+            raise AssertionError
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+asyncio.run(main())
+"""
+
+
+@needs_openssl
+def test_rays_certificates_protect_frames(tmp_path):
+    ours, others = make_authority(tmp_path, "ours", ray.util.get_node_ip_address()), make_authority(tmp_path, "others")
+    names = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
+    variables = {**environment(), "RAY_USE_TLS": "1", **dict(zip(names, ours, strict=True))}
+    run_alone(ENCRYPTED, *others, env=variables, timeout_s=200)
+
+
 # ---------------------------------------------------------------- Ray's own life
 
 
@@ -345,5 +448,6 @@ def test_what_does_not_go_with_ray(monkeypatch):
         with pytest.raises(ValueError, match=f"{name}: expected a number from 0"):
             aioenv.RayCluster(**{name: -1})
     monkeypatch.setenv("RAY_USE_TLS", "1")
-    with pytest.raises(ValueError, match="RAY_USE_TLS"):
+    monkeypatch.setenv("RAY_TLS_CA_CERT", "ca.crt")
+    with pytest.raises(ValueError, match="RAY_USE_TLS is set, but not RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY"):
         aioenv.RayCluster()
