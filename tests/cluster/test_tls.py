@@ -198,7 +198,7 @@ class SpiedCluster(LocalCluster):
 async def test_a_peer_without_a_certificate_reads_nothing(ours, caplog):
     """Though it knows an invitation, it gets no challenge."""
     caplog.set_level(logging.WARNING, logger="aioenv")
-    strangers = []
+    peers = []
 
     def greet(invitation) -> bytes:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -213,10 +213,10 @@ async def test_a_peer_without_a_certificate_reads_nothing(ours, caplog):
         return b""
 
     def spy(invitation):
-        strangers.append(asyncio.ensure_future(asyncio.to_thread(greet, invitation)))
+        peers.append(asyncio.ensure_future(asyncio.to_thread(greet, invitation)))
 
     async with aioenv.make_vec("CartPole-v1", 1, num_workers=1, cluster=SpiedCluster(ours, spy)) as envs:
-        assert await strangers[0] == b""
+        assert await peers[0] == b""
         await envs.reset()
     assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in caplog.text
 
