@@ -68,6 +68,7 @@ from aioenv.state.snapshot import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import record_pickled
 from aioenv.tracing.timeline import Trace, Traced, path_from_environment
+from aioenv.watching.watch import Watch, check_watch
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     _single_slot: SingleSlot
     _rollouts: Rollouts
     _episodes: NumberedEpisodes
+    _watch: Watch | None = None
 
     def __init__(
         self,
@@ -430,12 +432,18 @@ class AsyncVectorEnv(Traced, AsyncResource):
         if self.backend == "workers" and not self._needs_workers and (advice := cheap_run(self.stats())):
             _log.info("%r: %s", self, advice)
         try:
-            await self._session.close(grace_s)
+            if self._watch is not None:
+                await self._watch.close()
         finally:
-            self._stop_trace()
+            try:
+                await self._session.close(grace_s)
+            finally:
+                self._stop_trace()
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""
+        if self._watch is not None:
+            self._watch.abandon()
         if self._session is not None:
             self._session.abandon()
         self._forget_code()
@@ -564,7 +572,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
     def _render_mode_of(self, info: EnvInfo) -> str | None:
         pixels = self._pixels_config if not self._config.vectorized else None
-        draws = self._render_config is not None or pixels is not None
+        render = self._render_config
+        draws = (render is not None and render.workers != 0) or pixels is not None
         return "rgb_array" if info.render_mode is None and draws else info.render_mode
 
     @property
@@ -965,7 +974,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
     @property
     def draws_beside(self) -> bool:
         """Whether images are drawn beside the steps (`render=`): `render` may be awaited while a step is in flight."""
-        return self._session is not None and self._session.images is not None
+        images = None if self._session is None else self._session.images
+        return images is not None and images.draws
 
     @overload
     async def render(self, mode: Literal["arrays"] | None = None) -> Any: ...
@@ -1032,6 +1042,55 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """
         self._check_running()
         return self._images.stream(buffer)
+
+    async def watch(self, slots: int | Iterable[int] = 16, port: int = 0, *, fps: float = 15.0) -> Watch:
+        """Serve a page that shows slots as they step, for a browser on this machine::
+
+            envs = aioenv.make_vec("Ant-v5", num_envs=64, render=aioenv.RenderConfig(workers=0))
+            async with envs:
+                print((await envs.watch()).url)
+
+        MuJoCo envs are shown in 3D, from the states that come with the results; other envs by the images that they
+        draw. The label of each tile has the return and the length of the current episode, and the return of the last
+        one. The page can't change the run, and only this machine can reach it.
+
+        A process of its own serves the page, at low priority. A frame for which it has no time is dropped: stepping
+        never waits for it. Paused slots keep their last state, and slots whose worker is restarted go on. The page ends
+        with `await watch.close()`, or when the vector env is closed. If this is cancelled, no process is left.
+
+        It takes viser: `pip install 'aioenv[watch]'`.
+
+        Args:
+            slots: how many are shown, from slot 0 on; or slot numbers.
+            port: of the page; 0 for any that is free.
+            fps: the most frames a second.
+
+        Returns:
+            The page; its `url` is the address.
+
+        Raises:
+            RenderError: if the vector env was made without `render=`; or if the page can't be served.
+            ImportError: if viser is not installed.
+            RuntimeError: if the vector env is being watched already.
+            ValueError, IndexError: if an argument is not one of its values.
+            OSError: if the port is taken.
+        """
+        backend = self._check_running()
+        numbers = check_watch(slots, port, fps, self.num_envs)
+        if self._watch is not None and not self._watch.closed:
+            raise RuntimeError(f"watch: this vector env is being watched already, at {self._watch.url or 'its start'}")
+        clock, num_envs = self._clock, self.num_envs
+        watch = self._watch = Watch(
+            backend,
+            numbers,
+            num_envs=num_envs,
+            mode=self.autoreset_mode,
+            stats=lambda: clock.stats(num_envs, backend.table.steps),
+            fps=fps,
+        )
+        name = self.spec.id if self.spec is not None else "aioenv"
+        await watch.start(f"{name}, {num_envs} slots", port)
+        return watch
 
     # ------------------------------------------------------------ methods, attributes and states of the envs
 

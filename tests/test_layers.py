@@ -17,8 +17,8 @@ import aioenv
 PACKAGE = Path(aioenv.__file__).parent
 # top to bottom
 LAYERS = (
-    "cli testing adapters sync collector loops wrappers make native_vector_env vector_env creator inprocess rollout "
-    "core rendering modders cluster process worker state native envs stats assign spaces ipc definitions tracing "
+    "cli testing adapters sync collector loops wrappers make native_vector_env vector_env watching creator inprocess "
+    "rollout core rendering modders cluster process worker state native envs stats assign spaces ipc definitions tracing "
     "platform display mujoco_versions requirements speedups errors"
 ).split()
 INDEPENDENT = {"process", "worker"}

@@ -20,13 +20,23 @@ from aioenv.spaces.layout import Arrays, Layout
 if TYPE_CHECKING:
     from aioenv.core.episode_tracker import EpisodeTracker, InProcessEpisodeTracker
     from aioenv.core.recovery import SlotHistory
+    from aioenv.core.requests import BatchRequest, WorkerRequest
     from aioenv.core.spares import SpareEnvs
     from aioenv.process.supervisor import Worker
     from aioenv.rendering.step_images import StepImages
     from aioenv.rendering.step_pool import StepRenderPool
     from aioenv.tracing.timeline import Trace
 
-__all__ = ["Backend", "EnvInfo", "InitialState", "RolloutBackend", "Session", "SlotGroup", "StepOutcome"]
+__all__ = [
+    "Backend",
+    "EnvInfo",
+    "InitialState",
+    "ResultObserver",
+    "RolloutBackend",
+    "Session",
+    "SlotGroup",
+    "StepOutcome",
+]
 
 Slots = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -165,6 +175,25 @@ class RolloutBackend(Protocol):
         """Make the info dict of a step from the infos of all groups; `Columns` among them have slots for rows."""
 
 
+class ResultObserver(Protocol):
+    """Is told of each result as soon as it has arrived, whether or not it is taken."""
+
+    def note_reply(self, request: BatchRequest, part: WorkerRequest) -> None:
+        """Note a worker's reply, with the states of its slots; all of its arrays are used again."""
+
+    def note_result(
+        self, slots: Slots, resets: Slots | None, value: Any, states: npt.NDArray[np.float64] | None
+    ) -> None:
+        """Note a result of a vector env in this process, which is a batch of all slots.
+
+        Args:
+            slots: the slots that were stepped or reset.
+            resets: the slots of them that were reset; None: all were stepped.
+            value: the result; or the error.
+            states: the states of `slots` from which images are drawn; None if it failed.
+        """
+
+
 class EnvInfo(Protocol):
     """The spaces and metadata of the envs, as in Gymnasium; they are known once the envs are made, and stay so.
 
@@ -291,6 +320,9 @@ class Backend(Protocol):
 
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
         """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""
+
+    def attach_observer(self, observer: ResultObserver | None) -> None:
+        """Tell an object of each result from now on, None: no longer; only where `images` is not None."""
 
     def attach_trace(self, trace: Trace | None) -> None:
         """Record requests and images in a timeline from now on; None: no longer."""

@@ -39,6 +39,7 @@ from aioenv.worker.service import PartialStep
 from aioenv.worker.worker_end import SpinPoller
 
 if TYPE_CHECKING:
+    from aioenv.core.backend import ResultObserver
     from aioenv.tracing.timeline import Trace
 
 __all__ = ["Dispatcher"]
@@ -111,6 +112,7 @@ class Dispatcher:
         self.history: SlotHistory | None = None
         self.restarter: Restarter | None = None
         self.trace: Trace | None = None
+        self.observer: ResultObserver | None = None
         self.episodes: EpisodeTracker | None = None
         if worker_pool.episodes is not None:
             self.episodes = EpisodeTracker(worker_pool.episodes, mode, restarts=restart is not None)
@@ -418,6 +420,8 @@ class Dispatcher:
                 self._images.fail(worker, part.request_id, request.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(request.images, part.slots, request.batch.state[part.start : part.stop])
+        if self.observer is not None:
+            self.observer.note_reply(request, part)
         if self.episodes is not None:
             self.episodes.note(request, part)
         replied = not isinstance(outcome, SlotError)

@@ -19,7 +19,7 @@ from aioenv.stats.episodes import Ended, EpisodeStats
 if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest, WorkerRequest
 
-__all__ = ["EpisodeTracker", "InProcessEpisodeTracker", "check_episode_stats"]
+__all__ = ["EpisodeTracker", "InProcessEpisodeTracker", "check_episode_stats", "rows_of"]
 
 _KEY = "episode"
 # As Gymnasium's RecordEpisodeStatistics: return, length, time.
@@ -93,10 +93,10 @@ class EpisodeTracker:
         for columns in part.columns:
             if columns.schema is NO_RESULT:
                 keep = np.ones(len(slots), np.bool_) if keep is None else keep
-                keep[_rows(columns, part)] = False
+                keep[rows_of(columns, part)] = False
             elif self._restarts and any(column.path == ("restarted",) for column in columns.schema.columns):
                 lost = np.zeros(len(slots), np.bool_) if lost is None else lost
-                lost[_rows(columns, part)] = True
+                lost[rows_of(columns, part)] = True
         values = list(self._events(part, over)) if self.stats.events and part.columns else ()
         if keep is None:
             self._add_ends(part, self.stats.step(slots, rewards, over, values, lost), None)
@@ -121,7 +121,7 @@ class EpisodeTracker:
         Under SAME_STEP an episode's last events are in its final info.
         """
         for columns in part.columns:
-            rows = _rows(columns, part)
+            rows = rows_of(columns, part)
             for number, event in enumerate(self.stats.events):
                 for index, column in enumerate(columns.schema.columns):
                     final = self._same_step and column.path == ("final_info", *event.path)
@@ -201,7 +201,7 @@ class InProcessEpisodeTracker:
         return (info if each else [info] * self._n), mask
 
 
-def _rows(columns: Columns, part: WorkerRequest) -> npt.NDArray[np.int64]:
+def rows_of(columns: Columns, part: WorkerRequest) -> npt.NDArray[np.int64]:
     """Return the places of the rows of columns in a worker request."""
     positions = columns.positions
     if isinstance(positions, slice):

@@ -237,7 +237,7 @@ class EnvImages:
     def stream(self, buffer: int) -> ImageStream:
         """Return an iterator over the images of all results from now on."""
         check_int("buffer", buffer, 1 << 20)
-        if self._images is None:
+        if self._images is None or not self._images.draws:
             raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
         return ImageStream(self._images, buffer, self._backend.wait_for_images)
 

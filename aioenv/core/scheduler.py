@@ -39,6 +39,7 @@ from aioenv.spaces.seeding import is_seed_list
 from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
+    from aioenv.core.backend import ResultObserver
     from aioenv.core.episode_tracker import EpisodeTracker
     from aioenv.core.recovery import SlotHistory
     from aioenv.core.spares import SpareEnvs
@@ -613,6 +614,10 @@ class RequestScheduler:
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
         """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""
         await self.timeouts.wait_for_images(what, drawn)
+
+    def attach_observer(self, observer: ResultObserver | None) -> None:
+        """Tell an object of each reply from now on (see `Backend.attach_observer`)."""
+        self.dispatcher.observer = observer
 
     def attach_trace(self, trace: Trace | None) -> None:
         """Record requests and images in a timeline from now on; None: no longer."""

@@ -66,6 +66,7 @@ from aioenv.worker.vector_access import (
 )
 
 if TYPE_CHECKING:
+    from aioenv.core.backend import ResultObserver
     from aioenv.process.supervisor import Worker
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.step_pool import StepRenderPool
@@ -821,6 +822,10 @@ class InProcessBackend:
         if not hasattr(env.unwrapped, "model_field"):
             raise ValueError(f"model_field: {type(env.unwrapped).__name__} is no NativeMujocoEnv")
         return env.unwrapped.model_field(name)  # type: ignore[no-any-return]
+
+    def attach_observer(self, observer: ResultObserver | None) -> None:
+        """Tell an object of each result from now on (see `Backend.attach_observer`)."""
+        self._requests.observer = observer
 
     def attach_trace(self, trace: Trace | None) -> None:
         """Record images in a timeline from now on; None: no longer."""

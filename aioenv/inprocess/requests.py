@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from aioenv.core.slots import SlotState, SlotTable
 from aioenv.errors import ClosedError, EnvError
 from aioenv.rendering.step_images import ImageRequest, StepImages
 from aioenv.spaces.layout import Layout
+
+if TYPE_CHECKING:
+    from aioenv.core.backend import ResultObserver
 
 __all__ = [
     "InProcessRequest",
@@ -273,6 +276,7 @@ class InProcessRequests:
         images: draws the states that come with results; None if no images were asked for.
         pixel_renderer: draws observations that are images; None if there are none.
         episodes: counts episodes; None if they are not counted.
+        observer: is told of each result; None: none is.
     """
 
     def __init__(self, table: SlotTable, num_envs: int, error_of: Callable[[BaseException], EnvError]) -> None:
@@ -289,6 +293,7 @@ class InProcessRequests:
         self.images: StepImages | None = None
         self.pixel_renderer: ResultPixelRenderer | None = None
         self.episodes: InProcessEpisodeTracker | None = None
+        self.observer: ResultObserver | None = None
 
     # ------------------------------------------------------------ one request
 
@@ -326,6 +331,9 @@ class InProcessRequests:
                 self.episodes.note(request.slots, request.resets, value)
             except Exception as exc:  # any error must end the caller's wait
                 value = self._error_of(exc)
+        if self.observer is not None:
+            states = None if request.images is None else request.images.states
+            self.observer.note_result(request.slots, request.resets, value, states)
         if self.images is None and self.pixel_renderer is None:
             self._resolve(request, value)
             return

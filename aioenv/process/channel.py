@@ -311,6 +311,10 @@ class PipeWriter(asyncio.WriteTransport):
         """Return whether the pipe is closed."""
         return self._pipe.closed
 
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes the pipe has not taken yet."""
+        return sum(map(len, self._unsent))
+
     def write(self, data: Buffer) -> None:
         """Write one buffer; see `writelines`."""
         self.writelines([data])

@@ -89,9 +89,9 @@ class Child:
     @property
     def ended(self) -> bool:
         """Whether it has ended."""
-        return self.reaped or self._wait(0)
+        return self.reaped or self.wait(0)
 
-    def _wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return False after the timeout."""
         if self.pidfd is not None:
             return _is_ready(self.pidfd, select.POLLIN, timeout_s)
@@ -127,7 +127,7 @@ class Child:
         """
         if not self.reaped:  # so the number has not been reused
             kill_group(self.pid)
-            if not self._wait(_REAP_S):
+            if not self.wait(_REAP_S):
                 return
             self.reap()
         deadline = time.monotonic() + _ORPHANS_S

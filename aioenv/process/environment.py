@@ -42,8 +42,8 @@ _HASH_SEED = "0"
 _ROOT = Path(__file__).resolve().parents[2]  # where this package is imported from
 
 
-def bootstrap(module: str, arguments: str) -> list[str]:
-    """Return the command that runs `main(arguments)` of a module of `worker/`, in an interpreter like this one.
+def bootstrap(module: str, arguments: str, folder: str = "worker") -> list[str]:
+    """Return the command that runs `main(arguments)` of a module, in an interpreter like this one.
 
     The interpreter gets this process's options (`-O`, `-W`, `-X dev`, `-I` …) and its `sys.path`, which is set before
     the first import. So a file in the working directory does not shadow the standard library.
@@ -61,7 +61,7 @@ def bootstrap(module: str, arguments: str) -> list[str]:
     path = [entry for entry in sys.path if isinstance(entry, str)]
     if not any(_is_root(entry) for entry in path):
         path.insert(0, str(_ROOT))
-    code = f"import sys; sys.path[:] = {path!a}; from aioenv.worker.{module} import main; main({arguments})"
+    code = f"import sys; sys.path[:] = {path!a}; from aioenv.{folder}.{module} import main; main({arguments})"
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     if sys.flags.warn_default_encoding:  # which that function leaves out
         options += ["-X", "warn_default_encoding"]

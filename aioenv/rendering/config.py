@@ -218,6 +218,8 @@ class RenderConfig:
             time. A `RenderQuality` has each switch by name.
         workers: the number of render workers. None: one for each usable CPU, at most four and at most one an env; for
             `pixels=` of single envs none. (Eight processes that draw on one GPU were seen to hang: mujoco issue 3444.)
+            0, for `render=` alone: the states of MuJoCo envs come with the replies, for `AsyncVectorEnv.watch`, and no
+            image is drawn of them.
         backend: "egl", "osmesa", "glfw" or "cgl". "auto": the best that works (EGL, GLFW if there is a display, OSMesa;
             on macOS CGL, GLFW). None: `MUJOCO_GL` if it is set, else "auto". (With a list of `devices` EGL alone: the
             others know none.)
@@ -264,7 +266,7 @@ class RenderConfig:
         check_int("width", self.width, MAX_SIDE)
         check_int("height", self.height, MAX_SIDE)
         check_int("max_in_flight", self.max_in_flight, 1024)
-        if self.workers is not None:
+        if self.workers is not None and (self.workers != 0 or isinstance(self.workers, bool)):
             check_int("workers", self.workers, _MAX_WORKERS)
         parse_quality(self.quality)
         parse_devices(self.devices)
@@ -324,6 +326,8 @@ def refused_by_envs(config: RenderConfig) -> str:
 
 def check_pixels(config: RenderConfig) -> None:
     """Raise a ValueError if these images can't be observations."""
+    if config.workers == 0:
+        raise ValueError("pixels: workers=0 is for render=; observations have to be drawn")
     for name in ("depth", "segmentation"):
         if getattr(config, name):
             raise ValueError(f"pixels: {name}=True is for render=; an observation has colours alone")

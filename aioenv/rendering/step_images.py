@@ -100,12 +100,13 @@ class StepImages:
 
     Attributes:
         loop: the event loop that it belongs to.
+        pool: as given.
         trace: the timeline that is being collected, if any.
         streams: the open image streams.
     """
 
     def __init__(self, num_envs: int, pool: StepRenderPool | None, max_active: int = 2) -> None:
-        self._pool = pool
+        self.pool = pool
         self._max_active = max_active
         self.loop = asyncio.get_running_loop()
         self._newest: list[deque[ImageRequest]] = [deque() for _ in range(num_envs)]
@@ -119,6 +120,16 @@ class StepImages:
         self.trace: Trace | None = None
         self.streams: weakref.WeakSet[ImageStream] = weakref.WeakSet()
         self._results = 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether images are drawn: by the workers of the envs, or by a pool that has render workers."""
+        return self.pool is None or self.pool.draws
+
+    def last_drawn(self, slots: Slots) -> list[npt.NDArray[np.uint8] | None]:
+        """Return the newest image of each of these slots that its worker has drawn; None where there is none."""
+        images = [self._last_drawn[slot] for slot in slots.tolist()]
+        return [image if isinstance(image, np.ndarray) else None for image in images]
 
     # ------------------------------------------------------------ called by what sends steps and returns results
 
@@ -138,7 +149,7 @@ class StepImages:
 
     def expect_frame(self, worker: Worker, request_id: int, request: ImageRequest, slots: Slots) -> None:
         """Expect a worker to draw these slots after it has answered a request; a no-op if there is a render pool."""
-        if self._pool is None:
+        if self.pool is None:
             worker.on_images = lambda frame: self._on_images(worker, frame)
             self._expected[worker.index, request_id] = (request, slots)
 
@@ -149,12 +160,16 @@ class StepImages:
 
     def update_models(self, updates: Sequence[tuple[int, RenderUpdate]]) -> None:
         """Pass on new models of slots, before the states that are drawn with them."""
-        assert self._pool is not None
-        self._pool.update_models(updates)
+        assert self.pool is not None
+        self.pool.update_models(updates)
 
     def draw(self, request: ImageRequest, slots: Slots, states: States) -> None:
         """Draw states that have arrived; they are copied unless they are sent on at once."""
         if request.done.done():  # the vector env is being closed
+            return
+        assert self.pool is not None
+        if not self.pool.draws:
+            self._finish(request, slots, RenderError("no image is drawn with RenderConfig(workers=0)"))
             return
         if request.active or self._active < self._max_active:
             self._activate(request)
@@ -162,8 +177,7 @@ class StepImages:
         else:
             if not request.waiting:
                 self._queue.append(request)
-            assert self._pool is not None
-            request.waiting.append((slots, states.copy(), self._pool.context_of(slots.tolist(), states)))
+            request.waiting.append((slots, states.copy(), self.pool.context_of(slots.tolist(), states)))
 
     def fail(
         self, worker: Worker | None, request_id: int | None, request: ImageRequest, slots: Slots, error: Exception
@@ -248,14 +262,14 @@ class StepImages:
         if not request.active:
             request.active = True
             self._active += 1
-            assert self._pool is not None
+            assert self.pool is not None
             # not allocated before, since many requests may be dropped
-            request.buffer = request.buffer or self._pool.new_buffer(len(request.slots))
+            request.buffer = request.buffer or self.pool.new_buffer(len(request.slots))
 
     def _submit(
         self, request: ImageRequest, slots: Slots, states: States, context: RenderContext | None = None
     ) -> None:
-        assert self._pool is not None and request.buffer is not None
+        assert self.pool is not None and request.buffer is not None
 
         def on_done(error: RenderError | None) -> None:
             self._finish(request, slots, error, (error and error.slots) or None)
@@ -264,7 +278,7 @@ class StepImages:
         if self.trace is not None:
             self.trace.step = request.step
         # the slots of one worker are adjacent
-        self._pool.submit(slots.tolist(), states, request.buffer, request.row(slots[0]), on_done, context)
+        self.pool.submit(slots.tolist(), states, request.buffer, request.row(slots[0]), on_done, context)
 
     def _advance(self, request: ImageRequest) -> None:
         """Begin the next request that is still wanted, if this one is complete."""
@@ -380,7 +394,7 @@ class StepImages:
             arrays = first.buffer.images.arrays
             return arrays[0] if len(arrays) == 1 else arrays
         rows = [request.row(slot) for slot, request in enumerate(requests)]
-        if self._pool is None:
+        if self.pool is None:
             return stack_images([request.images[row] for request, row in zip(requests, rows, strict=True)])
         each = [
             request.buffer.images.row(row).arrays for request, row in zip(requests, rows, strict=True) if request.buffer
@@ -398,7 +412,7 @@ class StepImages:
             else:
                 drawn.append(request.images[row] if request.buffer is None else request.buffer.images.row(row).arrays)
         first = next((image for image in drawn if image is not None), None)
-        if first is None or self._pool is None:
+        if first is None or self.pool is None:
             return None if first is None else tuple(drawn)
         blank = tuple(map(np.zeros_like, first))
         each = [blank if arrays is None else arrays for arrays in drawn]

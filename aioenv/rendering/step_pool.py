@@ -91,6 +91,7 @@ class StepRenderPool:
             restarted if `restart` is given, and left alone otherwise.
 
     Attributes:
+        draws: whether it draws; with `workers=0` it keeps the models of the slots alone.
         replaced: how many workers were killed for being late.
     """
 
@@ -112,6 +113,7 @@ class StepRenderPool:
         self._kills_for_good = on_timeout == "kill"
         self._timeout_s = timeout_s if restart is not None or self._kills_for_good else None
         self.replaced = 0
+        self.draws = config.workers != 0
         self._config = config
         self._sources, self._slot_source = sources, np.asarray(slot_source)
         self._fields: dict[str, npt.NDArray[Any]] = {}
@@ -121,7 +123,8 @@ class StepRenderPool:
         # by slot and process, of which it may have two: the numbers of the last model and the last long row
         self._newest: dict[int, dict[int, tuple[int, int]]] = {}
         self._known: dict[Worker, _KnownModels] = {}
-        count = min(config.workers or min(usable_cpus(), _MAX_DEFAULT_WORKERS), len(slot_source))
+        wanted = min(usable_cpus(), _MAX_DEFAULT_WORKERS) if config.workers is None else config.workers
+        count = min(wanted, len(slot_source))
         devices = parse_devices(config.devices)
         self._workers = RenderWorkers(
             partial(step_service, list(sources), config),
@@ -147,6 +150,8 @@ class StepRenderPool:
             ValueError: if a model does not have the camera that was asked for.
             WorkerStartError: if a worker failed to start for another reason.
         """
+        if not self.draws:
+            return
         try:
             await self._workers.start()
         except WorkerStartError as exc:
@@ -170,6 +175,16 @@ class StepRenderPool:
         self.replaced += 1
         if self._kills_for_good and self._workers.restarter is not None:
             self._workers.restarter.disable_restart(worker)
+
+    @property
+    def sources(self) -> Sequence[MujocoSource]:
+        """The distinct models and views at the start."""
+        return self._sources
+
+    def source_numbers(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return for each of these slots the number of its source at the start."""
+        numbers: npt.NDArray[np.int64] = self._slot_source[slots]
+        return numbers
 
     @property
     def workers(self) -> Sequence[Worker]:

@@ -540,6 +540,56 @@ class BlockingTrace:
 # ---------------------------------------------------------------- signatures
 
 
+class BlockingWatch:
+    """The page of a run (see `Watch`), for blocking code; a context manager.
+
+    Args:
+        portal: the portal of the loop.
+        watch: the page.
+    """
+
+    def __init__(self, portal: Portal, watch: Watch) -> None:
+        self._portal = portal
+        self._watch = watch
+
+    @property
+    def url(self) -> str:
+        """The address of the page, on this machine."""
+        return self._watch.url
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The slots that it shows, ascending."""
+        return self._watch.slots
+
+    @property
+    def dropped(self) -> int:
+        """How many frames were dropped since the page was still busy with an earlier one."""
+        return self._watch.dropped
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by itself or with the vector env."""
+        return self._watch.closed
+
+    def close(self) -> None:
+        """End the page and its process. Idempotent."""
+        with contextlib.suppress(ClosedError):  # with the vector env
+            self._portal.call(self._watch.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._watch)
+
+    def _repr_html_(self) -> str:
+        return self._watch._repr_html_()
+
+
 def signed(theirs: Callable[..., Any]) -> Callable[[F], F]:
     """Decorate a function that passes all of its arguments on, so that `help` and notebooks show their signature."""
 
