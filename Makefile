@@ -10,7 +10,7 @@ SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py defi
 	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
 	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
-.PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters cluster cluster-faults examples curves second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
+.PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters watch cluster cluster-faults examples curves second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
@@ -29,6 +29,10 @@ $(VENV)/.suite: $(VENV)/.dev
 # torch: one version, since each is a large download, and any will do
 $(VENV)/.adapters: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[adapters]' 'torch==2.13.0'
+	@touch $@
+
+$(VENV)/.watch: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[watch]' playwright
 	@touch $@
 
 # the same environment holds torch and Ray
@@ -118,6 +122,11 @@ curves: $(VENV)/.adapters
 	$(TRAIN)/evaluate_torch.py build/ppo.pt --curve $(CURVES)/evaluate_torch.png
 	$(TRAIN)/population.py --curve $(CURVES)/population.png
 	$(TRAIN)/curriculum.py --curve $(CURVES)/curriculum.png
+
+# the page of a run in Chromium, which `make test` leaves out (Debian: apt-get install chromium); the picture of the docs:
+# python -m tests.watching.picture
+watch: $(VENV)/.watch opengl
+	$(BIN)/python -m pytest tests/watching $(ARGS)
 
 # workers that Ray places, on two simulated nodes, and a node that is killed; with the whole grid of envs and modes: make cluster ARGS="-m 'not stress'"
 cluster: $(VENV)/.dev $(VENV)/.ray opengl-all

@@ -1,4 +1,4 @@
-"""The `aioenv` command: demo, record, bench, tune, doctor, trace, completion."""
+"""The `aioenv` command: demo, record, watch, bench, tune, doctor, trace, completion."""
 
 from __future__ import annotations
 
@@ -90,9 +90,10 @@ def _run(argv: Sequence[str] | None) -> int:
         from aioenv.worker.mujoco_gl import without_mujoco_gl
 
         wrong = without_mujoco_gl()  # raised once the arguments are parsed
-        from aioenv.cli import bench, completion, demo, record, trace_view, tune
+        from aioenv.cli import bench, completion, demo, record, trace_view, tune, watch
 
-        modules = {"demo": demo, "record": record, "bench": bench, "tune": tune, **modules, "trace": trace_view}
+        modules = {"demo": demo, "record": record, "watch": watch, "bench": bench, "tune": tune, **modules}
+        modules["trace"] = trace_view
         modules["completion"] = completion
     parser = _Parser(prog="aioenv", description="Step many RL envs at once, from asyncio.")
     parser.add_argument("--version", action="version", version=f"aioenv {aioenv.__version__}")

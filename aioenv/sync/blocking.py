@@ -31,6 +31,7 @@ from aioenv.process.async_resource import AsyncResource
 from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.tracing.timeline import Trace, raise_or_log
 from aioenv.vector_env import AsyncVectorEnv
+from aioenv.watching.watch import Watch
 
 __all__ = [
     "BlockingResource",
@@ -38,6 +39,7 @@ __all__ = [
     "BlockingStepper",
     "BlockingTrace",
     "BlockingVectorEnv",
+    "BlockingWatch",
     "like_function",
     "like_method",
     "signed",
