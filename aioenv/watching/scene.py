@@ -24,7 +24,7 @@ import viser.transforms
 from aioenv.ipc.messages import load
 from aioenv.state.model_edits import set_field, write_fields
 from aioenv.state.render_source import MujocoSource, load_model, patch_model
-from aioenv.watching.messages import Frame, Setup, Source
+from aioenv.watching.messages import Frame, Setup
 
 __all__ = ["FOV", "GAP", "ImageTiles", "MujocoTiles", "ShownModel", "arrange"]
 
@@ -190,7 +190,6 @@ class MujocoTiles:
         self._sources = setup.sources
         self._start = [ShownModel(source) for source in setup.sources]
         self._later: dict[bytes, ShownModel] = {}  # by key
-        self._waiting: dict[bytes, Source] = {}
         self._of = [self._start[number] for number in setup.source_of]
         self._states: list[Floats | None] = [None] * len(setup.slots)
         shown = [self._start[number] for number in sorted(set(setup.source_of))]
@@ -233,20 +232,21 @@ class MujocoTiles:
 
     def _take_models(self, frame: Frame) -> bool:
         """Note which model each slot has; return whether one has changed."""
-        self._waiting |= frame.new
         changed = False
         for row in np.flatnonzero(frame.known).tolist():
             key = frame.models.get(row)
             if key is None:
                 continue
             if key not in self._later:
-                source = self._waiting.pop(key, None)
+                source = frame.new.get(key)
                 if source is None or not source.data:
                     continue  # it was lost with a reply: the slot is shown with the model before
                 theirs: MujocoSource = load(source.data)
                 self._later[key] = ShownModel(theirs, None if theirs.model else self._start[source.first])
             if self._of[row] is not self._later[key]:
                 self._of[row], changed = self._later[key], True
+        # the run sends others again
+        self._later = {key: self._later[key] for key in frame.models.values() if key in self._later}
         return changed
 
     def _regroup(self, known: Sequence[int]) -> None:
@@ -260,7 +260,6 @@ class MujocoTiles:
             model: _Instances(self._server, f"/models/{number}", model, mine)
             for number, (model, mine) in enumerate(rows.items())
         }
-        self._later = {key: model for key, model in self._later.items() if model in rows}
 
 
 def arrange(k: int, models: Sequence[ShownModel]) -> tuple[View, float]:

@@ -258,8 +258,8 @@ class Watch:
             for row, (key, (first, data)) in context.models.items():
                 models[row] = key
                 if key not in self._sent_models:
-                    self._sent_models.add(key)
                     new[key] = Source(first, data)
+            self._sent_models = set(models.values())  # the page forgets others
         else:
             drawn = self._images.last_drawn(slots)
             known = np.array([image is not None for image in drawn])

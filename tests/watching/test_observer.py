@@ -1,0 +1,93 @@
+"""The states and returns that a page is shown, against those that the envs and the statistics have."""
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import aioenv
+from aioenv.watching.observer import SlotObserver
+from tests.kits.version_kit import needs_mujoco_batch
+
+N = 6
+SLOTS = np.array([0, 2, 3])
+
+
+def attach(envs):
+    observer = SlotObserver(SLOTS, N, envs._backend.images.pool.sources[0].state_size, envs.autoreset_mode)
+    envs._backend.attach_observer(observer)
+    return observer
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(
+    ("backend", "num_workers"),
+    [
+        ("workers", 2),
+        ("workers", 0),
+        pytest.param("native", 0, marks=needs_mujoco_batch),
+        pytest.param("native", 2, marks=needs_mujoco_batch),
+    ],
+)
+async def test_returns_are_those_of_the_episode_statistics(backend, num_workers, mode):
+    render = aioenv.RenderConfig(workers=0)
+    made = aioenv.make_vec(
+        "Hopper-v5", N, backend=backend, num_workers=num_workers, autoreset_mode=mode, render=render, episode_stats=True
+    )
+    async with made as envs:
+        observer = attach(envs)
+        assert not envs.draws_beside
+        await envs.reset(seed=3)
+        last, ended = np.full(N, np.nan), 0
+        for _ in range(120):
+            result = await envs.step(envs.action_space.sample())
+            over = result.terminated | result.truncated
+            if "episode" in result.info:
+                last[over] = result.info["episode"]["r"][over]
+            ended += int(over[SLOTS].sum())
+            np.testing.assert_allclose(observer.last_returns, last[SLOTS])
+            # a state begins with the time; then qpos, of which Hopper's observations leave out the first
+            start = 1 + int(envs._backend.images.pool.sources[0].numbered)
+            if mode is not AutoresetMode.SAME_STEP or not over.any():
+                np.testing.assert_array_equal(observer.states[:, start + 1 : start + 6], result.obs[SLOTS, :5])
+            if mode is AutoresetMode.DISABLED and over.any():
+                await envs.reset(options={"reset_mask": over})
+                assert not observer.lengths[over[SLOTS]].any()
+        assert observer.episodes == ended > 3
+        running = envs.episode_stats._returns[SLOTS]
+        began = ~observer._pending_reset
+        np.testing.assert_allclose(observer.returns[began], running[began])
+
+
+@pytest.mark.asyncio
+async def test_without_render_workers_no_image_is_drawn_and_the_errors_say_so():
+    render = aioenv.RenderConfig(workers=0)
+    async with aioenv.make_vec("Hopper-v5", 2, num_workers=1, render=render) as envs:
+        await envs.reset(seed=0)
+        with pytest.raises(aioenv.RenderError, match=r"workers=0"):
+            await envs.render()
+        with pytest.raises(aioenv.RenderError, match="render_stream"):
+            envs.render_stream()
+        assert envs._session.pools[0].pids == ()
+        await envs.step(envs.action_space.sample())
+    with pytest.raises(ValueError, match="workers=0"):
+        aioenv.make_vec("Hopper-v5", 2, pixels=render)
+    with pytest.raises(ValueError, match="workers"):
+        aioenv.RenderConfig(workers=-1)
+    with pytest.raises(ValueError, match="workers"):
+        aioenv.RenderConfig(workers=False)
+
+
+@pytest.mark.asyncio
+async def test_send_and_recv_are_observed_too():
+    async with aioenv.make_vec("Hopper-v5", N, num_workers=2, render=aioenv.RenderConfig(workers=0)) as envs:
+        observer = attach(envs)
+        envs.send_reset(seed=0)
+        rewards = np.zeros(N)
+        for _ in range(10):
+            ready = await envs.recv(N)
+            rewards[ready.slots] += ready.reward
+            envs.send(envs.action_space.sample()[: len(ready.slots)], ready.slots)
+        await envs.recv(N)
+        assert observer.known.all()
+        assert (observer.lengths == 10).all()

@@ -1,0 +1,193 @@
+"""The page of a run without a browser: its address, its process, and what ends it."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+import aioenv
+from aioenv.watching import watch as watching
+from tests.faults.test_close import wait_until_gone
+from tests.kits.process_kit import environment, has_ended, run_alone
+
+RENDER = aioenv.RenderConfig(workers=0)
+
+
+def hoppers(n=2, **kwargs):
+    return aioenv.make_vec("Hopper-v5", n, **{"num_workers": 1, "render": RENDER, **kwargs})
+
+
+def serves(url):
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return b"<html" in answer.read().lower()
+    except OSError:
+        return False
+
+
+@pytest.mark.asyncio
+async def test_errors_say_which_argument_to_add(monkeypatch):
+    async with aioenv.make_vec("Hopper-v5", 2, num_workers=1) as envs:
+        monkeypatch.setattr(watching.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ImportError, match=re.escape("pip install 'aioenv[watch]'")):
+            await envs.watch()
+        monkeypatch.setattr(watching.importlib.util, "find_spec", lambda name: object())
+        with pytest.raises(aioenv.RenderError, match=r"render=aioenv.RenderConfig\(workers=0\)"):
+            await envs.watch()
+        for wrong in ({"slots": 0}, {"slots": "ab"}, {"slots": []}, {"slots": [True]}, {"port": -1}, {"fps": 0}):
+            with pytest.raises(ValueError, match=f"watch: {next(iter(wrong))}"):
+                await envs.watch(**wrong)
+        with pytest.raises(IndexError, match=r"\[2, -1\]"):
+            await envs.watch([0, 2, -1])
+    with pytest.raises(aioenv.ClosedError):
+        await envs.watch()
+
+
+class TestWithViser:
+    @pytest.fixture(autouse=True)
+    def needs_viser(self):
+        pytest.importorskip("viser")
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("end", ["watch", "envs", "with"])
+    async def test_a_page_is_served_until_it_is_closed(self, end):
+        async with hoppers() as envs:
+            await envs.reset(seed=0)
+            watch = await envs.watch(slots=[1])
+            pid = watch._child.pid
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+", watch.url)
+            assert (watch.slots, watch.closed) == ((1,), False)
+            assert watch.url in repr(watch) and watch.url in watch._repr_html_()
+            assert await asyncio.to_thread(serves, watch.url)
+            with pytest.raises(RuntimeError, match=watch.url):
+                await envs.watch()
+            await envs.step(envs.action_space.sample())
+            if end == "watch":
+                await watch.close()
+                await watch.close()
+                await envs.step(envs.action_space.sample())
+                async with await envs.watch() as again:  # another one
+                    assert await asyncio.to_thread(serves, again.url)
+                assert again.closed
+            elif end == "with":
+                async with watch:
+                    pass
+            else:
+                await envs.close()
+            assert watch.closed and "closed" in repr(watch)
+            assert has_ended(pid)
+            assert not serves(watch.url)
+
+    @pytest.mark.asyncio
+    async def test_a_port_that_is_taken_is_an_error(self):
+        async with hoppers() as envs, await envs.watch() as watch:
+            port = int(watch.url.rpartition(":")[2])
+            async with hoppers() as others:
+                with pytest.raises(OSError, match=f"port {port} is taken"):
+                    await others.watch(port=port)
+                async with await others.watch() as second:
+                    assert second.url != watch.url
+
+    @pytest.mark.asyncio
+    async def test_the_run_goes_on_without_its_page(self, caplog):
+        async with hoppers() as envs:
+            await envs.reset(seed=0)
+            watch = await envs.watch(fps=60)
+            os.killpg(watch._child.pid, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                while not watch.closed:
+                    await envs.step(envs.action_space.sample())
+                    await asyncio.sleep(0)
+            await envs.step(envs.action_space.sample())
+        assert "the page has ended (was killed by SIGKILL)" in caplog.text
+
+    @pytest.mark.asyncio
+    async def test_frames_are_dropped_while_the_page_stands_still(self):
+        """Its process is stopped, so that the pipe fills; stepping goes on."""
+        async with hoppers(64) as envs:
+            await envs.reset(seed=0)
+            watch = await envs.watch(slots=64, fps=60)
+            os.kill(watch._child.pid, signal.SIGSTOP)
+            async with asyncio.timeout(60):
+                while watch.dropped < 5:
+                    await envs.step(envs.action_space.sample())
+            pid = watch._child.pid
+            await watch.close()
+            assert has_ended(pid)
+
+    @pytest.mark.asyncio
+    async def test_a_cancelled_start_leaves_nothing(self):
+        async with hoppers() as envs:
+            for turns in (0, 1, 20):
+                starting = asyncio.ensure_future(envs.watch())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                starting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await starting
+            async with await envs.watch() as watch:
+                assert await asyncio.to_thread(serves, watch.url)
+
+    @pytest.mark.parametrize("backend", ["workers", "native"])
+    def test_blocking_code_watches_too(self, backend):
+        with aioenv.sync.make_vec("Hopper-v5", 2, backend=backend, render=RENDER) as envs:
+            envs.reset(seed=0)
+            with envs.watch() as watch:
+                for _ in range(10):
+                    envs.step(envs.action_space.sample())
+                assert serves(watch.url)
+                assert (watch.slots, watch.dropped, watch.closed) == ((0, 1), 0, False)
+            assert watch.closed
+            last = envs.watch()
+        assert last.closed
+        last.close()
+        assert not serves(last.url)
+
+    def test_a_page_ends_with_the_process_of_its_run(self):
+        killed = run_alone(
+            """
+            import aioenv, os, signal
+
+            async def main():
+                render = aioenv.RenderConfig(workers=0)
+                async with aioenv.make_vec("Hopper-v5", 2, num_workers=1, render=render) as envs:
+                    watch = await envs.watch()
+                    print(watch._child.pid, watch.url, flush=True)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            aioenv.run(main())
+            """,
+            returncode=-signal.SIGKILL,
+        )
+        pid, url = killed.stdout.split()
+        wait_until_gone([int(pid)])
+        assert not serves(url)
+
+    def test_no_visitor_can_make_the_page_public(self):
+        told = run_alone(
+            """
+            import os
+            from aioenv.watching.messages import Setup
+            from aioenv.watching.viewer import _Page
+
+            page = _Page(Setup("x", 0, (0,), (), ()))
+            known = [kind.__name__ for kind in page._server._websock_server._incoming_handlers]
+            print([name for name in known if "Share" in name], page._server.get_host(), flush=True)
+            os._exit(0)
+            """
+        )
+        assert told.stdout.splitlines()[-1] == "[] 127.0.0.1"
+
+    def test_the_command_shows_a_policy(self, tmp_path):
+        (tmp_path / "mine.py").write_text("import numpy as np\ndef act(obs):\n    return np.zeros((len(obs), 3))\n")
+        command = [sys.executable, "-m", "aioenv", "watch", "Hopper-v5", "--policy", "mine:act", "--steps", "5"]
+        run = subprocess.run(
+            [*command, "--num-envs", "2"], capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=90
+        )
+        assert (run.returncode, run.stderr) == (0, "")
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+\n", run.stdout)
