@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from aioenv.stats import EpisodeStats as EpisodeStats
     from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
-    from aioenv.watching.watch import Watch as Watch
+    from aioenv.watching.viewer import Viewer as Viewer
     from aioenv.worker.worker_context import is_spare_env as is_spare_env
 
 _ERRORS = (
@@ -138,7 +138,7 @@ _HOME = {
     "record": "aioenv.loops.record",
     "RestartPolicy": "aioenv.process.restart_policy",
     "SimPool": "aioenv.native.sim_pool",
-    "Watch": "aioenv.watching.watch",
+    "Viewer": "aioenv.watching.viewer",
     "is_spare_env": "aioenv.worker.worker_context",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",

@@ -68,7 +68,7 @@ from aioenv.state.snapshot import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import record_pickled
 from aioenv.tracing.timeline import Trace, Traced, path_from_environment
-from aioenv.watching.watch import Watch, check_watch
+from aioenv.watching.viewer import Viewer, check_watch
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
     _single_slot: SingleSlot
     _rollouts: Rollouts
     _episodes: NumberedEpisodes
-    _watch: Watch | None = None
+    _watch: Viewer | None = None
 
     def __init__(
         self,
@@ -1043,7 +1043,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._check_running()
         return self._images.stream(buffer)
 
-    async def watch(self, slots: int | Iterable[int] = 16, port: int = 0, *, fps: float = 15.0) -> Watch:
+    async def watch(self, slots: int | Iterable[int] = 16, port: int = 0, *, fps: float = 15.0) -> Viewer:
         """Serve a page that shows slots as they step, for a browser on this machine::
 
             envs = aioenv.make_vec("Ant-v5", num_envs=64, render=aioenv.RenderConfig(workers=0))
@@ -1080,7 +1080,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         if self._watch is not None and not self._watch.closed:
             raise RuntimeError(f"watch: this vector env is being watched already, at {self._watch.url or 'its start'}")
         clock, num_envs = self._clock, self.num_envs
-        watch = self._watch = Watch(
+        watch = self._watch = Viewer(
             backend,
             numbers,
             num_envs=num_envs,

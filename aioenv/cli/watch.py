@@ -85,7 +85,7 @@ async def _watch(args: argparse.Namespace) -> None:
         page = await envs.watch(args.slots or args.num_envs, args.port)
         say(page.url, "bold", wrap=False)
         if args.open:
-            webbrowser.open(page.url)
+            webbrowser.open_new_tab(page.url)
         envs.action_space.seed(args.seed)
         given = {"slots": np.arange(envs.num_envs)} if args.policy is not None and takes_slots(args.policy) else {}
         pairs = is_pair_space(envs.single_action_space)
@@ -101,6 +101,6 @@ async def _watch(args: argparse.Namespace) -> None:
                 answer = args.policy(obs, **given)
                 actions = split_answer(await answer if inspect.isawaitable(answer) else answer, pairs)[0]
             obs, *_ = await envs.step(actions)
-            due_s = max(due_s + period_s, loop.time() - period_s)  # after a delay it does not hurry
+            due_s = max(due_s + period_s, loop.time() - period_s)  # after a delay it does not catch up
             if (left_s := due_s - loop.time()) > 0:
                 await asyncio.sleep(left_s)

@@ -31,7 +31,7 @@ from aioenv.process.async_resource import AsyncResource
 from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.tracing.timeline import Trace, raise_or_log
 from aioenv.vector_env import AsyncVectorEnv
-from aioenv.watching.watch import Watch
+from aioenv.watching.viewer import Viewer
 
 __all__ = [
     "BlockingResource",
@@ -39,7 +39,7 @@ __all__ = [
     "BlockingStepper",
     "BlockingTrace",
     "BlockingVectorEnv",
-    "BlockingWatch",
+    "BlockingViewer",
     "like_function",
     "like_method",
     "signed",
@@ -542,15 +542,15 @@ class BlockingTrace:
 # ---------------------------------------------------------------- signatures
 
 
-class BlockingWatch:
-    """The page of a run (see `Watch`), for blocking code; a context manager.
+class BlockingViewer:
+    """The page of a run (see `Viewer`), for blocking code; a context manager.
 
     Args:
         portal: the portal of the loop.
         watch: the page.
     """
 
-    def __init__(self, portal: Portal, watch: Watch) -> None:
+    def __init__(self, portal: Portal, watch: Viewer) -> None:
         self._portal = portal
         self._watch = watch
 

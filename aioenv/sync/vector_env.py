@@ -30,7 +30,7 @@ from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy, has_parameter
 from aioenv.state.snapshot import EnvState
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.sync.blocking import BlockingStep, BlockingVectorEnv, BlockingWatch, like_function, like_method
+from aioenv.sync.blocking import BlockingStep, BlockingVectorEnv, BlockingViewer, like_function, like_method
 from aioenv.sync.portal import SIGNAL_CHECK_S, DeferredCall, Portal
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -303,9 +303,9 @@ class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  
         """Whether images are drawn beside the steps (`render=`)."""
         return self._envs.draws_beside
 
-    def watch(self, slots: int | Iterable[int] = 16, port: int = 0, *, fps: float = 15.0) -> BlockingWatch:
+    def watch(self, slots: int | Iterable[int] = 16, port: int = 0, *, fps: float = 15.0) -> BlockingViewer:
         """Serve a page that shows slots as they step (see `AsyncVectorEnv.watch`)."""
-        return BlockingWatch(self._portal, self._portal.call(self._envs.watch, slots, port, fps=fps))
+        return BlockingViewer(self._portal, self._portal.call(self._envs.watch, slots, port, fps=fps))
 
     def call(self, name: str, *args: Any, spares: bool = False, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute (see `AsyncVectorEnv.call`)."""

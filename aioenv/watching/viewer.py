@@ -1,121 +1,307 @@
-"""The process that serves the page of a run: it reads frames from its standard input, and ends when that ends."""
+"""`Viewer`: the page of a run, as the run has it: a process that serves it, and a task that sends it frames."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import html
+import importlib.util
 import json
 import logging
 import os
-import socket
-import threading
-import time
+import signal
+import subprocess
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self
 
-from aioenv.watching.messages import Frame, Setup, read
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
 
-__all__ = ["main"]
+from aioenv.errors import RenderError, describe_exit
+from aioenv.process.async_resource import internal_task, wait_through_cancel
+from aioenv.process.channel import PipeReader, PipeWriter
+from aioenv.process.child import Child, kill_group
+from aioenv.process.environment import bootstrap, worker_environment
+from aioenv.watching.messages import Frame, Setup, Source, pack
+from aioenv.watching.observer import SlotObserver
 
-_HOST = "127.0.0.1"
-# The CPUs belong to the run.
-_NICE = 10
-# Without a visitor the page is kept up to date so often, in seconds.
-_UNSEEN_S = 1.0
-_TEXT_S = 0.5
+if TYPE_CHECKING:
+    from aioenv.core.backend import Backend
+    from aioenv.core.waits import Stats
+    from aioenv.rendering.step_images import StepImages
 
+__all__ = ["Viewer", "check_watch"]
 
-def main() -> None:
-    """Serve the page until standard input ends; the first line of standard output tells its address, or an error."""
-    with open(os.dup(1), "w", encoding="utf-8") as answers:
-        frames = open(os.dup(0), "rb")
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1):  # viser prints
-            os.dup2(nothing, fd)
-        if hasattr(os, "nice"):
-            os.nice(_NICE)
-        logging.getLogger("websockets").setLevel(logging.CRITICAL)  # browsers open connections that they don't use
-        setup: Setup | None = read(frames)
-        if setup is None:
-            return
-        try:
-            page = _Page(setup)
-        except OSError as exc:
-            answers.write(json.dumps({"taken": str(exc)}) + "\n")
-            return
-        except Exception as exc:
-            answers.write(json.dumps({"error": f"{type(exc).__name__}: {exc}"}) + "\n")
-            raise
-        answers.write(json.dumps({"url": page.url}) + "\n")
+_log = logging.getLogger("aioenv")
 
-    def receive() -> None:
-        while (frame := read(frames)) is not None:
-            page.put(frame)
-        os._exit(0)  # the threads of viser have nothing to finish
-
-    threading.Thread(target=receive, name="frames", daemon=True).start()
-    page.run()
+_START_S = 60.0  # the viewer imports MuJoCo and viser
+_END_S = 1.0  # after the end of its input it has nothing to do
+_IDLE_S = 1.0  # a run that stands still sends a frame so often
+# The longer side of an image that a frame may have; larger ones are thinned out, as sixteen of 480 x 480 at 15 a second
+# would take the run 8 % of a CPU.
+_SIDE = 200
+_NO_IMAGES = (
+    "watch: the page shows states or images that come with the results: make the vector env with "
+    'render=aioenv.RenderConfig(workers=0), and envs that are not MuJoCo\'s with render_mode="rgb_array", too'
+)
 
 
-class _Page:
-    """The page.
-
-    Args:
-        setup: what it shows.
-
-    Attributes:
-        url: its address.
+def check_watch(slots: Any, port: Any, fps: Any, num_envs: int) -> npt.NDArray[np.int64]:
+    """Check the arguments of `watch`, and return the slots that are shown, ascending.
 
     Raises:
-        OSError: if the port is taken.
+        ValueError, IndexError: if an argument is not one of its values.
+        ImportError: if viser is not installed.
+    """
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise ValueError(f"watch: port: expected an int from 0 (any that is free) to 65535, got {port!r}")
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0.1 <= fps <= 60:
+        raise ValueError(f"watch: fps: expected a number from 0.1 to 60, got {fps!r}")
+    if isinstance(slots, (int, np.integer)) and not isinstance(slots, bool):
+        if slots < 1:
+            raise ValueError(f"watch: slots: expected how many, or a sequence of slot numbers, got {slots!r}")
+        numbers = np.arange(min(int(slots), num_envs))
+    else:
+        listed = [*slots] if hasattr(slots, "__iter__") and not isinstance(slots, (str, bytes)) else []
+        if not listed or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in listed):
+            raise ValueError(f"watch: slots: expected how many, or a sequence of slot numbers, got {slots!r}")
+        if wrong := [int(n) for n in listed if not 0 <= n < num_envs]:
+            raise IndexError(f"watch: slots {wrong} are not from 0 to {num_envs - 1}")
+        numbers = np.unique(np.array(listed, np.int64))
+    if importlib.util.find_spec("viser") is None:
+        raise ImportError("watch takes viser: pip install 'aioenv[watch]'", name="viser")
+    return numbers
+
+
+class Viewer:
+    """The page of a run, from `AsyncVectorEnv.watch` until it is closed; an async context manager.
+
+    Attributes:
+        url: the address of the page, on this machine.
+        slots: the slots that it shows, ascending.
+        dropped: how many frames were dropped since the page was still busy with an earlier one.
+        closed: whether it was closed, by itself or with the vector env.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        import viser
-        from viser import _messages
+    def __init__(
+        self,
+        backend: Backend,
+        slots: npt.NDArray[np.int64],
+        *,
+        num_envs: int,
+        mode: AutoresetMode,
+        stats: Callable[[], Stats],
+        fps: float,
+    ) -> None:
+        if backend.images is None:
+            raise RenderError(_NO_IMAGES)
+        self.url = ""
+        self.slots = tuple(slots.tolist())
+        self.dropped = 0
+        self.closed = False
+        self._slots = slots
+        self._images: StepImages = backend.images
+        self._pool = self._images.pool
+        self._backend = backend
+        self._stats = stats
+        self._period_s = 1 / fps
+        state_size = 0 if self._pool is None else max(source.state_size for source in self._pool.sources)
+        self._observer = SlotObserver(slots, num_envs, state_size, mode)
+        self._child: Child | None = None
+        self._input: PipeWriter | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._sent_models: set[bytes] = set()
+        self._sent_images: dict[int, Any] = {}
+        self._counted = perf_counter(), stats().env_steps
+        self._rate = 0.0
 
-        from aioenv.watching.scene import ImageTiles, MujocoTiles
+    # ------------------------------------------------------------ start and end
 
-        with socket.socket() as probe:  # viser would take the next port that is free
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((_HOST, setup.port))
-        self._server = server = viser.ViserServer(_HOST, setup.port, label=setup.title, verbose=False)
-        for request in (_messages.ShareUrlRequest, _messages.ShareUrlDisconnect):
-            # any visitor could else make the page public
-            server._websock_server.unregister_handler(request)
-        self.url = f"http://{_HOST}:{server.get_port()}"
-        server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
-        self._text = server.gui.add_markdown("…")
-        self._tiles = MujocoTiles(server, setup) if setup.sources else ImageTiles(server, setup)
-        self._arrival = threading.Condition()
-        self._frame: Frame | None = None
-        self._texts_due_s = 0.0
-        server.on_client_connect(lambda client: self._wake())
+    async def start(self, title: str, port: int) -> None:
+        """Start the process, and wait until it serves the page. If this is cancelled or fails, nothing is left of it.
 
-    def _wake(self) -> None:
-        with self._arrival:
-            self._arrival.notify()
+        Raises:
+            OSError: if the port is taken, or the process can't be started.
+            RenderError: if the process has failed.
+        """
+        sources = () if self._pool is None else tuple(self._pool.sources)
+        source_of = () if self._pool is None else tuple(self._pool.source_numbers(self._slots).tolist())
+        # the viewer draws nothing itself, and an OpenGL that is not there must not keep it from importing MuJoCo
+        environ = worker_environment({"MUJOCO_GL": "disable"})
+        process = subprocess.Popen(  # noqa: ASYNC220 (asyncio's own blocks for as long)
+            bootstrap("viewer_process", "", "watching"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
+            start_new_session=True,  # Ctrl-C goes to the run alone
+        )
+        assert process.stdin is not None and process.stdout is not None
+        reads, writes = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
+        process.stdin.close()
+        process.stdout.close()
+        self._child = Child(process)
+        output = PipeReader(reads, 1 << 16)
+        self._input = PipeWriter(writes)
+        try:
+            self._input.writelines(pack(Setup(title, port, self.slots, sources, source_of)))
+            self.url = await self._read_address(output, port)
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            output.close()
+        self._backend.attach_observer(self._observer)
+        self._sending = internal_task(self._send_frames())
 
-    def put(self, frame: Frame) -> None:
-        """Show a frame, unless a newer one comes before."""
-        with self._arrival:
-            if (before := self._frame) is not None:  # what is sent once must not be lost
-                frame = frame._replace(new={**before.new, **frame.new}, images={**before.images, **frame.images})
-            self._frame = frame
-            self._arrival.notify()
+    async def _read_address(self, output: PipeReader, port: int) -> str:
+        try:
+            async with asyncio.timeout(_START_S):
+                line = await output.stream.readline()
+        except TimeoutError:
+            raise RenderError(f"watch: the page was not served within {_START_S:g} s") from None
+        answer = json.loads(line) if line else {"error": "its process has ended; its output says why"}
+        if "taken" in answer:
+            raise OSError(errno.EADDRINUSE, f"watch: port {port} is taken; port=0 takes any that is free")
+        if "error" in answer:
+            raise RenderError(f"watch: the page can't be served: {answer['error']}")
+        return str(answer["url"])
 
-    def run(self) -> None:
-        """Show frames for ever."""
-        shown_s = 0.0
+    async def close(self) -> None:
+        """End the page and its process. Idempotent; if this is cancelled, the process is killed."""
+        self._detach()
+        child, self._child = self._child, None
+        if child is not None:
+            task = internal_task(asyncio.to_thread(_end, child))
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                kill_group(child.pid, signal.SIGKILL)
+                await wait_through_cancel(task)
+                raise
+
+    def abandon(self) -> None:
+        """End the page and kill its process, without a loop to wait on. Idempotent."""
+        self._detach()
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill_and_reap()
+            child.close()
+
+    def _detach(self) -> None:
+        """Send nothing more; the process ends as its input has ended."""
+        if not self.closed:
+            self.closed = True
+            self._backend.attach_observer(None)
+        if self._sending is not None and not self._sending.get_loop().is_closed():
+            self._sending.cancel()
+        if self._input is not None:
+            self._input.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Viewer {self.url} of {len(self.slots)} slots{', closed' if self.closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        url = html.escape(self.url)
+        return f'<a href="{url}" target="_blank">{url}</a> shows {len(self.slots)} slots'
+
+    # ------------------------------------------------------------ frames
+
+    async def _send_frames(self) -> None:
+        """Send the newest states at most `fps` times a second; a frame for which the pipe has no room is dropped."""
+        child, pipe = self._child, self._input
+        assert child is not None and pipe is not None
+        version: Any = None
+        last_s = 0.0
         while True:
-            with self._arrival:
-                while self._frame is None:
-                    self._arrival.wait()
-                if not self._server.get_clients() and time.monotonic() - shown_s < _UNSEEN_S:
-                    self._arrival.wait(_UNSEEN_S)
-                    if not self._server.get_clients() and time.monotonic() - shown_s < _UNSEEN_S:
-                        continue
-                frame, self._frame = self._frame, None
-            shown_s = time.monotonic()
-            with self._server.atomic():
-                self._tiles.show(frame)
-            if shown_s >= self._texts_due_s:
-                self._texts_due_s = shown_s + _TEXT_S
-                rows = (f"| {name} | {value} |" for name, value in frame.summary.items())
-                self._text.content = "\n".join(["| | |", "|---|---|", *rows])
+            await asyncio.sleep(self._period_s)
+            if child.ended:
+                _log.warning(
+                    "watch: the process of the page has ended (%s); the run goes on", describe_exit(_exit_code(child))
+                )
+                self._detach()
+                return
+            now = perf_counter()
+            seen = (self._observer.version, self._backend.table.paused is None)
+            if seen == version and now - last_s < _IDLE_S:
+                continue
+            if pipe.get_write_buffer_size():
+                self.dropped += 1
+                continue
+            version, last_s = seen, now
+            try:
+                frame = self._frame(now)
+            except Exception:  # of one frame: the run and the page go on
+                _log.warning("watch: a frame could not be made", exc_info=True)
+                continue
+            pipe.writelines(pack(frame))
+
+    def _frame(self, now: float) -> Frame:
+        """Return the slots as they are now."""
+        observer, slots = self._observer, self._slots
+        states, known, images = None, observer.known, {}
+        edits: dict[str, npt.NDArray[Any]] = {}
+        models: dict[int, bytes] = {}
+        new: dict[bytes, Source] = {}
+        rows: dict[int, bytes] = {}
+        if self._pool is not None:
+            states = observer.states
+            context = self._pool.context_of(slots.tolist(), states)
+            edits, rows = context.edits, context.rows
+            for row, (key, (first, data)) in context.models.items():
+                models[row] = key
+                if key not in self._sent_models:
+                    new[key] = Source(first, data)
+            self._sent_models = set(models.values())  # the page forgets others
+        else:
+            drawn = self._images.last_drawn(slots)
+            known = np.array([image is not None for image in drawn])
+            for row, image in enumerate(drawn):
+                if image is not None and image is not self._sent_images.get(row):
+                    self._sent_images[row] = image
+                    images[row] = _thinned(image)
+        paused = self._backend.table.paused
+        hidden = np.zeros(len(slots), np.bool_) if paused is None else paused[slots]
+        return Frame(
+            states, known, edits, models, new, rows, images, observer.returns, observer.lengths, observer.last_returns,
+            hidden, self._summary(now),
+        )  # fmt: skip
+
+    def _summary(self, now: float) -> dict[str, str]:
+        stats = self._stats()
+        then, steps = self._counted
+        if now - then >= _IDLE_S:
+            # `stats(reset=True)` counts from zero again
+            self._rate = max(0, stats.env_steps - steps) / (now - then)
+            self._counted = now, stats.env_steps
+        recent = self._observer.recent
+        return {
+            "env-steps a second": f"{self._rate:,.0f}",
+            "env-steps": f"{stats.env_steps:,}",
+            "episodes ended": f"{self._observer.episodes:,}",
+            "mean return": f"{np.mean(recent):,.1f} (the last {len(recent)})" if recent else "-",
+        }
+
+
+def _end(child: Child) -> None:
+    """Wait for the end of a process, which is near, and reap it; kill it if it takes too long."""
+    child.wait(_END_S)
+    child.kill_and_reap()
+    child.close()
+
+
+def _exit_code(child: Child) -> int:
+    child.reap()
+    return child.returncode or 0
+
+
+def _thinned(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    step = -(-max(image.shape[:2]) // _SIDE)
+    return image[::step, ::step]

@@ -72,7 +72,7 @@ def test_a_how_to_page_has_one_question_and_few_words(name):
 
 
 def test_all_pages_together_have_few_words():
-    """Without the pages on more than one machine, on collectors, and on training, which came later."""
+    """Without the pages on more than one machine, on collectors, on training, and on watching, which came later."""
     how_to = (
         "run-on-a-cluster",
         "collect-rollouts",
@@ -82,6 +82,7 @@ def test_all_pages_together_have_few_words():
         "rsl-rl",
         "torchrl",
         "tianshou",
+        "watch-in-the-browser",
     )
     later = ("docs/explanation/cluster.md", *(f"docs/how-to/{name}.md" for name in how_to))
     pages = [text for name, text in TEXTS.items() if name.startswith("docs/") and name not in later]

@@ -45,8 +45,8 @@ async def open_page(url: str, errors: list[str]) -> AsyncIterator[Page]:
 
 async def picture(page: Page) -> Picture:
     """What the page shows."""
-    shot = await page.screenshot(timeout=60_000)
-    return np.asarray(Image.open(io.BytesIO(shot)).convert("RGB"), np.int16)
+    taken = await page.screenshot(timeout=60_000)
+    return np.asarray(Image.open(io.BytesIO(taken)).convert("RGB"), np.int16)
 
 
 class Tiles:

@@ -12,7 +12,7 @@ import pytest
 import aioenv
 from aioenv.state.render_source import find_source, load_model
 from aioenv.watching.messages import Setup
-from aioenv.watching.watch import Watch
+from aioenv.watching.viewer import Viewer
 from tests.kits.mocap_kit import MocapEnv, Tell
 from tests.rendering.edits_kit import MODELS, Edited, compiled
 
@@ -37,7 +37,7 @@ class Shown:
     def __init__(self, server, envs, slots=range(N)):
         slots = np.array(slots)
         backend = envs._backend
-        self._watch = Watch(backend, slots, num_envs=envs.num_envs, mode=envs.autoreset_mode, stats=envs.stats, fps=15)
+        self._watch = Viewer(backend, slots, num_envs=envs.num_envs, mode=envs.autoreset_mode, stats=envs.stats, fps=15)
         backend.attach_observer(self._watch._observer)
         pool = backend.images.pool
         numbers = tuple(pool.source_numbers(slots).tolist())

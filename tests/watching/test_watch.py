@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 import aioenv
-from aioenv.watching import watch as watching
+from aioenv.watching import viewer as watching
 from tests.faults.test_close import wait_until_gone
 from tests.kits.process_kit import environment, has_ended, run_alone
 
@@ -173,7 +173,7 @@ class TestWithViser:
             """
             import os
             from aioenv.watching.messages import Setup
-            from aioenv.watching.viewer import _Page
+            from aioenv.watching.viewer_process import _Page
 
             page = _Page(Setup("x", 0, (0,), (), ()))
             known = [kind.__name__ for kind in page._server._websock_server._incoming_handlers]

@@ -1,0 +1,121 @@
+"""The process that serves the page of a run: it reads frames from its standard input, and ends when that ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+
+from aioenv.watching.messages import Frame, Setup, read
+
+__all__ = ["main"]
+
+_HOST = "127.0.0.1"
+# The CPUs belong to the run.
+_NICE = 10
+# Without a visitor the page is kept up to date so often, in seconds.
+_UNSEEN_S = 1.0
+_TEXT_S = 0.5
+
+
+def main() -> None:
+    """Serve the page until standard input ends; the first line of standard output tells its address, or an error."""
+    with open(os.dup(1), "w", encoding="utf-8") as answers:
+        frames = open(os.dup(0), "rb")
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1):  # viser prints
+            os.dup2(nothing, fd)
+        if hasattr(os, "nice"):
+            os.nice(_NICE)
+        logging.getLogger("websockets").setLevel(logging.CRITICAL)  # browsers open connections that they don't use
+        setup: Setup | None = read(frames)
+        if setup is None:
+            return
+        try:
+            page = _Page(setup)
+        except OSError as exc:
+            answers.write(json.dumps({"taken": str(exc)}) + "\n")
+            return
+        except Exception as exc:
+            answers.write(json.dumps({"error": f"{type(exc).__name__}: {exc}"}) + "\n")
+            raise
+        answers.write(json.dumps({"url": page.url}) + "\n")
+
+    def receive() -> None:
+        while (frame := read(frames)) is not None:
+            page.put(frame)
+        os._exit(0)  # the threads of viser have nothing to finish
+
+    threading.Thread(target=receive, name="frames", daemon=True).start()
+    page.run()
+
+
+class _Page:
+    """The page.
+
+    Args:
+        setup: what it shows.
+
+    Attributes:
+        url: its address.
+
+    Raises:
+        OSError: if the port is taken.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        import viser
+        from viser import _messages
+
+        from aioenv.watching.scene import ImageTiles, MujocoTiles
+
+        with socket.socket() as probe:  # viser would take the next port that is free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((_HOST, setup.port))
+        self._server = server = viser.ViserServer(_HOST, setup.port, label=setup.title, verbose=False)
+        for request in (_messages.ShareUrlRequest, _messages.ShareUrlDisconnect):
+            # any visitor could else make the page public
+            server._websock_server.unregister_handler(request)
+        self.url = f"http://{_HOST}:{server.get_port()}"
+        server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
+        self._text = server.gui.add_markdown("…")
+        self._tiles = MujocoTiles(server, setup) if setup.sources else ImageTiles(server, setup)
+        self._arrival = threading.Condition()
+        self._frame: Frame | None = None
+        self._texts_due_s = 0.0
+        server.on_client_connect(lambda client: self._wake())
+
+    def _wake(self) -> None:
+        with self._arrival:
+            self._arrival.notify()
+
+    def put(self, frame: Frame) -> None:
+        """Show a frame, unless a newer one comes before."""
+        with self._arrival:
+            if (before := self._frame) is not None:  # what is sent once must not be lost
+                frame = frame._replace(new={**before.new, **frame.new}, images={**before.images, **frame.images})
+            self._frame = frame
+            self._arrival.notify()
+
+    def run(self) -> None:
+        """Show frames for ever."""
+        shown_s = 0.0
+        while True:
+            with self._arrival:
+                while self._frame is None:
+                    self._arrival.wait()
+                if not self._server.get_clients() and time.monotonic() - shown_s < _UNSEEN_S:
+                    self._arrival.wait(_UNSEEN_S)
+                    if not self._server.get_clients() and time.monotonic() - shown_s < _UNSEEN_S:
+                        continue
+                frame, self._frame = self._frame, None
+            shown_s = time.monotonic()
+            with self._server.atomic():
+                self._tiles.show(frame)
+            if shown_s >= self._texts_due_s:
+                self._texts_due_s = shown_s + _TEXT_S
+                rows = (f"| {name} | {value} |" for name, value in frame.summary.items())
+                self._text.content = "\n".join(["| | |", "|---|---|", *rows])
