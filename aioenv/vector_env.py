@@ -1078,7 +1078,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
         backend = self._check_running()
         numbers = check_watch(slots, port, fps, self.num_envs)
         if self._watch is not None and not self._watch.closed:
-            raise RuntimeError(f"watch: this vector env is being watched already, at {self._watch.url or 'its start'}")
+            raise RuntimeError(f"watch: this vector env is being watched already, by {self._watch!r}")
+        if self._watch is not None:
+            await self._watch.close()  # its process may have died
         clock, num_envs = self._clock, self.num_envs
         watch = self._watch = Viewer(
             backend,

@@ -18,8 +18,8 @@ PACKAGE = Path(aioenv.__file__).parent
 # top to bottom
 LAYERS = (
     "cli testing adapters sync collector loops wrappers make native_vector_env vector_env watching creator inprocess "
-    "rollout core rendering modders cluster process worker state native envs stats assign spaces ipc definitions tracing "
-    "platform display mujoco_versions requirements speedups errors"
+    "rollout core rendering modders cluster process worker state native envs stats assign spaces ipc definitions "
+    "tracing platform display mujoco_versions requirements speedups errors"
 ).split()
 INDEPENDENT = {"process", "worker"}
 # modules that a layer has no business with, in any function of it

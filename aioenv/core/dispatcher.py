@@ -144,8 +144,8 @@ class Dispatcher:
                 start_restart=self.restarter.start_restart if self.restarter is not None else lambda *_: False,
             )
             table.can_go_on = self.spares.can_go_on
-        self.fast = not (images or pixel_renderer or self.merger)
-        plain = self.fast and self.history is None and speedups.step_here is not None
+        self.fast = not ((images and images.draws) or pixel_renderer or self.merger)
+        plain = self.fast and images is None and self.history is None and speedups.step_here is not None
         self.plain_thread = self.here if plain else None
         self._wakeups = self._make_wakeups()
         self._stale_wakeups = False  # whether a worker has ended since: the one in its place has another channel
@@ -206,7 +206,7 @@ class Dispatcher:
         for part in request.parts:
             part.on_reply = partial(self._on_reply, request, part)
             if self.fast:
-                always = batch.copies or self.episodes is not None or self.history is not None
+                always = batch.copies or bool(self._state_size) or self.episodes is not None or self.history is not None
                 process: Any = self._process_reply if always or self.spares is not None else self.read_payload
                 read = partial(process, request, part)
                 part.fast_reply = PendingReply(part.into[0], part.on_reply, FastReply(part, request, read, always))
@@ -474,8 +474,12 @@ class Dispatcher:
         self._store_reply(request, part, payload)
         if part.exhausted:
             self._pause_exhausted(request, part)
+        if part.render_updates:
+            self._pass_on_updates(part)
         if self.spares is not None and self.spares.end_episode(request, part):
             return True
+        if self.observer is not None:
+            self.observer.note_reply(request, part)
         if self.episodes is not None:
             self.episodes.note(request, part)
         if self.history is not None:

@@ -141,7 +141,8 @@ class RequestScheduler:
         self.merger = self.dispatcher.merger
         waitable = all(member.worker.poll_fd is not None for member in worker_pool.members)
         # a reply may wait for that of a spare env
-        self.needs_replies_only = waitable and not (images or pixel_renderer or self.merger or self.spares)
+        drawn = (images and images.draws) or pixel_renderer
+        self.needs_replies_only = waitable and not (drawn or self.merger or self.spares)
         self.timeouts = ReplyTimeouts(worker_pool, timeout_s, on_timeout, self.restarter)
         if self.merger is not None:
             self.merger.timeouts = self.timeouts
@@ -302,7 +303,7 @@ class RequestScheduler:
         self.table.move(index, SlotState.IN_FLIGHT)
         if stepped:
             self.table.note_steps(index)
-        if self.images is not None:
+        if self.images is not None and self.images.draws:
             request.images = self.images.new_request(request.slots)
 
     def note_reset(self, slots: Slots, seeds: Mapping[int, int | None], *, start_over: Callable[[int], bool]) -> None:
@@ -504,7 +505,7 @@ class RequestScheduler:
         for request, slots in taken:
             if request.images is not None and self.images is not None:
                 self.images.set_current(request.images, slots)
-        if self.images is not None and taken:
+        if self.images is not None and self.images.draws and taken:
             self.images.end_result()
         for request in self._abandoned:
             request.idle = not request.open and not any(request is other for other, _ in self._ready)

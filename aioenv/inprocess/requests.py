@@ -320,7 +320,7 @@ class InProcessRequests:
             request.images = self.images.new_request(slots)
         if shows_all:
             request.drawn_slots = self._all_slots
-            if self.images is not None:
+            if self.images is not None and self.images.draws:
                 request.other_images = self.images.newest_requests(np.setdiff1d(self._all_slots, slots))
         return request
 
@@ -345,7 +345,7 @@ class InProcessRequests:
     def _draw(self, request: InProcessRequest, value: Any) -> None:
         """Have the images of a result drawn, then resolve the request."""
         mine, images = request.images, self.images
-        if images is not None and mine is not None:
+        if images is not None and images.draws and mine is not None:
             if mine.states is None:
                 assert isinstance(value, EnvError)
                 images.fail(None, None, mine, mine.slots, value)
@@ -369,7 +369,7 @@ class InProcessRequests:
         """Free the slots of a request whose result the caller gets now, and show its images."""
         self._in_flight.discard(request)
         self.free_slots(_ALL if len(request.slots) == self._num_envs else request.slots)
-        if self.images is not None:
+        if self.images is not None and self.images.draws:
             # (a request without states is a step that has failed)
             others = {slot: images for slot, images in request.other_images.items() if images.states is not None}
             self.images.set_current_of_each(others)
@@ -377,7 +377,7 @@ class InProcessRequests:
 
     def _show_images(self, taken: list[tuple[InProcessRequest, Slots]]) -> None:
         """Show the images of one result, which may come from several requests."""
-        if self.images is None:
+        if self.images is None or not self.images.draws:
             return
         shown = [(request.images, slots) for request, slots in taken if request.images is not None]
         for images, slots in shown:

@@ -136,6 +136,8 @@ class StepImages:
     def new_request(self, slots: Slots) -> ImageRequest:
         """Request the images of a step or reset of these slots, which is about to be sent."""
         request = ImageRequest(slots, self.loop.create_future())
+        if not self.draws:  # it takes the states of a vector env in this process
+            return request
         self._unfinished.add(request)
         request.users = request.undrawn
         for slot in slots.tolist():
@@ -168,9 +170,6 @@ class StepImages:
         if request.done.done():  # the vector env is being closed
             return
         assert self.pool is not None
-        if not self.pool.draws:
-            self._finish(request, slots, RenderError("no image is drawn with RenderConfig(workers=0)"))
-            return
         if request.active or self._active < self._max_active:
             self._activate(request)
             self._submit(request, slots, states)
@@ -358,6 +357,8 @@ class StepImages:
             StepTimeout: if the images don't come in time.
         """
         requests = list(self._current)
+        if not self.draws:
+            raise RenderError("render: nothing is drawn with render=aioenv.RenderConfig(workers=0)")
         missing = [slot for slot, request in enumerate(requests) if request is None]
         if missing:
             raise RenderError(f"render: slots {missing} have no state yet; reset() first")

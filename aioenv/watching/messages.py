@@ -59,7 +59,7 @@ class Frame(NamedTuple):
         images: by row, the images that have changed since the last frame.
         returns, lengths: of the current episodes; last_returns: of the ones before, NaN if there is none.
         paused: bool `(k,)`.
-        summary: numbers of the whole run, by name.
+        summary: numbers of the whole run, by name; empty if they are as before.
     """
 
     states: npt.NDArray[np.float64] | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SlotObserver"]
 
 Slots = npt.NDArray[np.int64]
+Rows: TypeAlias = "Slots | slice"
 
 # The mean return is that of so many episodes.
 _RECENT = 100
@@ -50,6 +51,8 @@ class SlotObserver:
         self._last = int(slots[-1])
         self._mode = mode
         self._pending_reset = np.zeros(k, np.bool_)  # whether the next step resets instead
+        self._any_pending = False
+        self._plans: dict[tuple[int, int], tuple[Rows, Rows]] = {}  # by the first slot and that after the last
         self.states = np.zeros((k, state_size))
         self.known = np.zeros(k, np.bool_)
         self.returns, self.lengths = np.zeros(k), np.zeros(k, np.int64)
@@ -63,23 +66,44 @@ class SlotObserver:
         slots = part.slots
         if not len(slots) or slots[0] > self._last:  # a slot's own worker, of which most are not watched
             return
-        rows = self._row[slots]
-        mine = rows >= 0
+        rows, places = self._plan(slots)
         for error in part.errors:
-            mine &= ~np.isin(slots, error.slots)
+            rows, places = self._without(rows, places, np.isin(slots, error.slots))
         for columns in part.columns:
             if columns.schema is NO_RESULT:
-                mine[rows_of(columns, part)] = False
-        index = np.flatnonzero(mine)
-        rows, batch, start = rows[index], request.batch, part.start
+                held = np.zeros(len(slots), np.bool_)
+                held[rows_of(columns, part)] = True
+                rows, places = self._without(rows, places, held)
+        batch, start, stop = request.batch, part.start, part.stop
         if self.states.shape[1]:
-            self._keep(rows, batch.state[start : part.stop][index])
+            self._keep(rows, batch.state[start:stop][places])
         if request.stepped:
-            over = batch.terminated[start : part.stop] | batch.truncated[start : part.stop]
-            self._step(rows, batch.reward[start : part.stop][index], over[index])
+            over = batch.terminated[start:stop] | batch.truncated[start:stop]
+            self._step(rows, batch.reward[start:stop][places], over[places])
         elif part.sent is not None:
             begun = self._row[part.sent.slots]
             self._begin(begun[begun >= 0])
+
+    def _plan(self, slots: Slots) -> tuple[Rows, Rows]:
+        """Return the rows of the slots among these that are watched, and their places there: slices if possible."""
+        first, stop = int(slots[0]), int(slots[-1]) + 1
+        if stop - first != len(slots):
+            rows = self._row[slots]
+            places = np.flatnonzero(rows >= 0)
+            return rows[places], places
+        plan = self._plans.get((first, stop))
+        if plan is None:
+            rows = self._row[first:stop]
+            places = np.flatnonzero(rows >= 0)
+            plan = _as_slice(rows[places]), _as_slice(places)
+            self._plans[first, stop] = plan
+        return plan
+
+    def _without(self, rows: Rows, places: Rows, left_out: npt.NDArray[np.bool_]) -> tuple[Slots, Slots]:
+        """Return rows and places without those that are left out."""
+        some = np.arange(len(left_out))[places]
+        keep = ~left_out[some]
+        return np.arange(len(self.known))[rows][keep], some[keep]
 
     def note_result(
         self, slots: Slots, resets: Slots | None, value: Any, states: npt.NDArray[np.float64] | None
@@ -97,31 +121,42 @@ class SlotObserver:
             begun = self._row[resets]
             self._begin(begun[begun >= 0])
 
-    def _keep(self, rows: Slots, states: npt.NDArray[np.float64]) -> None:
+    def _keep(self, rows: Rows, states: npt.NDArray[np.float64]) -> None:
         self.states[rows, : states.shape[1]] = states
         self.known[rows] = True
 
-    def _begin(self, rows: Slots) -> None:
+    def _begin(self, rows: Rows) -> None:
+        self.version += 1
         self.returns[rows] = 0
         self.lengths[rows] = 0
         self._pending_reset[rows] = False
-        self.version += 1
 
-    def _step(self, rows: Slots, rewards: npt.NDArray[np.float64], over: npt.NDArray[np.bool_]) -> None:
+    def _step(self, rows: Rows, rewards: npt.NDArray[np.float64], over: npt.NDArray[np.bool_]) -> None:
         self.version += 1
-        pending = self._pending_reset[rows]
-        if pending.any():  # this step was a reset
-            self._begin(rows[pending])
-            rows, rewards, over = rows[~pending], rewards[~pending], over[~pending]
+        if self._any_pending:
+            pending = self._pending_reset[rows]
+            if pending.any():  # this step was a reset
+                numbers = np.arange(len(self.known))[rows]
+                self._begin(numbers[pending])
+                self._any_pending = bool(self._pending_reset.any())
+                rows, rewards, over = numbers[~pending], rewards[~pending], over[~pending]
         self.returns[rows] += rewards
         self.lengths[rows] += 1
         if not over.any():
             return
-        ended = rows[over]
+        ended = np.arange(len(self.known))[rows][over]
         self.last_returns[ended] = self.returns[ended]
         self.recent.extend(self.returns[ended].tolist())
         self.episodes += len(ended)
         if self._mode is AutoresetMode.SAME_STEP:
             self._begin(ended)
-        else:
-            self._pending_reset[ended] = self._mode is AutoresetMode.NEXT_STEP
+        elif self._mode is AutoresetMode.NEXT_STEP:
+            self._pending_reset[ended] = self._any_pending = True
+
+
+def _as_slice(numbers: Slots) -> Rows:
+    """Return ascending numbers as a slice if they are successive: numpy then makes views, not copies."""
+    n = len(numbers)
+    if n and numbers[-1] - numbers[0] + 1 == n:
+        return slice(int(numbers[0]), int(numbers[0]) + n)
+    return numbers

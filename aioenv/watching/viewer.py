@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from aioenv.errors import RenderError, describe_exit
+from aioenv.errors import ClosedError, RenderError, describe_exit
 from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.channel import PipeReader, PipeWriter
 from aioenv.process.child import Child, kill_group
@@ -116,6 +116,7 @@ class Viewer:
         self._sent_images: dict[int, Any] = {}
         self._counted = perf_counter(), stats().env_steps
         self._rate = 0.0
+        self._summaries = 0
 
     # ------------------------------------------------------------ start and end
 
@@ -123,6 +124,7 @@ class Viewer:
         """Start the process, and wait until it serves the page. If this is cancelled or fails, nothing is left of it.
 
         Raises:
+            ClosedError: if it was closed meanwhile.
             OSError: if the port is taken, or the process can't be started.
             RenderError: if the process has failed.
         """
@@ -147,8 +149,11 @@ class Viewer:
         try:
             self._input.writelines(pack(Setup(title, port, self.slots, sources, source_of)))
             self.url = await self._read_address(output, port)
-        except BaseException:
+        except BaseException as exc:
+            closed = self.closed
             self.abandon()
+            if closed and isinstance(exc, RenderError):
+                raise ClosedError("watch: the vector env was closed meanwhile") from None
             raise
         finally:
             output.close()
@@ -275,12 +280,16 @@ class Viewer:
         )  # fmt: skip
 
     def _summary(self, now: float) -> dict[str, str]:
-        stats = self._stats()
+        """Return the numbers of the run, once a second; else nothing."""
         then, steps = self._counted
+        if now - then < _IDLE_S and self._summaries:
+            return {}
+        stats = self._stats()
         if now - then >= _IDLE_S:
             # `stats(reset=True)` counts from zero again
             self._rate = max(0, stats.env_steps - steps) / (now - then)
             self._counted = now, stats.env_steps
+        self._summaries += 1
         recent = self._observer.recent
         return {
             "env-steps a second": f"{self._rate:,.0f}",

@@ -18,7 +18,6 @@ _HOST = "127.0.0.1"
 _NICE = 10
 # Without a visitor the page is kept up to date so often, in seconds.
 _UNSEEN_S = 1.0
-_TEXT_S = 0.5
 
 
 def main() -> None:
@@ -85,7 +84,6 @@ class _Page:
         self._tiles = MujocoTiles(server, setup) if setup.sources else ImageTiles(server, setup)
         self._arrival = threading.Condition()
         self._frame: Frame | None = None
-        self._texts_due_s = 0.0
         server.on_client_connect(lambda client: self._wake())
 
     def _wake(self) -> None:
@@ -96,7 +94,11 @@ class _Page:
         """Show a frame, unless a newer one comes before."""
         with self._arrival:
             if (before := self._frame) is not None:  # what is sent once must not be lost
-                frame = frame._replace(new={**before.new, **frame.new}, images={**before.images, **frame.images})
+                frame = frame._replace(
+                    new={**before.new, **frame.new},
+                    images={**before.images, **frame.images},
+                    summary=frame.summary or before.summary,
+                )
             self._frame = frame
             self._arrival.notify()
 
@@ -115,7 +117,6 @@ class _Page:
             shown_s = time.monotonic()
             with self._server.atomic():
                 self._tiles.show(frame)
-            if shown_s >= self._texts_due_s:
-                self._texts_due_s = shown_s + _TEXT_S
+            if frame.summary:
                 rows = (f"| {name} | {value} |" for name, value in frame.summary.items())
                 self._text.content = "\n".join(["| | |", "|---|---|", *rows])

@@ -60,6 +60,26 @@ async def test_returns_are_those_of_the_episode_statistics(backend, num_workers,
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+async def test_returns_with_spare_envs(mode):
+    render = aioenv.RenderConfig(workers=0)
+    made = aioenv.make_vec("Hopper-v5", N, spare_envs=True, autoreset_mode=mode, render=render, episode_stats=True)
+    async with made as envs:
+        observer = attach(envs)
+        await envs.reset(seed=3)
+        last = np.full(N, np.nan)
+        for _ in range(80):
+            result = await envs.step(envs.action_space.sample())
+            over = result.terminated | result.truncated
+            if "episode" in result.info:
+                last[over] = result.info["episode"]["r"][over]
+            np.testing.assert_allclose(observer.last_returns, last[SLOTS])
+            if mode is AutoresetMode.NEXT_STEP:
+                np.testing.assert_array_equal(observer.states[:, 2:7], result.obs[SLOTS, :5])
+        assert observer.episodes > 3
+
+
+@pytest.mark.asyncio
 async def test_without_render_workers_no_image_is_drawn_and_the_errors_say_so():
     render = aioenv.RenderConfig(workers=0)
     async with aioenv.make_vec("Hopper-v5", 2, num_workers=1, render=render) as envs:

@@ -133,6 +133,27 @@ class TestWithViser:
             async with await envs.watch() as watch:
                 assert await asyncio.to_thread(serves, watch.url)
 
+    @pytest.mark.asyncio
+    async def test_a_vector_env_may_be_closed_while_its_page_starts(self):
+        async with hoppers() as envs:
+            starting = asyncio.ensure_future(envs.watch())
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="already"):
+                await envs.watch()
+        with pytest.raises(aioenv.ClosedError):
+            await starting
+
+    @pytest.mark.asyncio
+    async def test_a_page_that_has_died_is_replaced(self):
+        async with hoppers() as envs:
+            first = await envs.watch(fps=60)
+            os.killpg(first._child.pid, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                while not first.closed:
+                    await asyncio.sleep(0.02)
+            second = await envs.watch()
+            assert await asyncio.to_thread(serves, second.url)
+
     @pytest.mark.parametrize("backend", ["workers", "native"])
     def test_blocking_code_watches_too(self, backend):
         with aioenv.sync.make_vec("Hopper-v5", 2, backend=backend, render=RENDER) as envs:
