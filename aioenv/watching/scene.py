@@ -50,6 +50,7 @@ _GROUPS = 3
 _GREY = (0.5, 0.5, 0.5, 1.0)
 FOV = math.radians(50)
 _TEXT_S = 0.5
+_LETTER = 0.045  # the height of letters, of tiles of width 1: 40 of them fit
 GAP = 1.3  # tiles are so much larger than what they show
 _LINES = 4  # of the ground, for each tile
 
@@ -154,7 +155,7 @@ class ImageTiles:
             if self._view is None:
                 self._view = View.of(len(self._slots), 1.06, height + 0.16, height=0)
                 top = np.array([0.0, height / 2 + 0.01, 0.0])
-                self._labels = Labels(self._server, self._slots, self._view.places + top, 0.05)
+                self._labels = Labels(self._server, self._slots, self._view.places + top, _LETTER)
                 _look(self._server, self._view)
             if row in self._images:
                 self._images[row].image = rgb
@@ -196,7 +197,12 @@ class MujocoTiles:
         self._view, self._line = arrange(len(setup.slots), shown)
         height = max(model.height for model in shown)
         top = np.array([0.0, 0.0, 1.05 * height])
-        self._labels = Labels(server, setup.slots, self._view.places + top, 0.28 * self._line)
+        self._labels = Labels(
+            server,
+            setup.slots,
+            self._view.places + top,
+            _LETTER * self._view.width / math.ceil(math.sqrt(len(setup.slots))),
+        )
         self._groups: dict[ShownModel, _Instances] = {}
         _look(server, self._view)
         grounds = [model.ground for model in shown if model.ground is not None]
@@ -264,7 +270,8 @@ class MujocoTiles:
 
 def arrange(k: int, models: Sequence[ShownModel]) -> tuple[View, float]:
     """Return where k tiles are that each of these models fits into, and the distance of two lines of the ground."""
-    width, depth = (GAP * max(model.extent[axis] for model in models) for axis in (0, 1))
+    width = GAP * max(model.extent[0] for model in models)
+    depth = 1.2 * GAP * max(model.extent[1] for model in models)  # labels stand between the rows
     view = View.of(k, width, depth, height=max(model.height for model in models))
     return view, min(width, depth) / _LINES
 

@@ -356,7 +356,7 @@ async def test_a_camera_that_an_env_asks_for_and_its_model_has_not_is_refused_at
         ({"quality": "best"}, "quality"),
         ({"backend": "vulkan"}, "backend"),
         ({"camera": 1.0}, "camera"),
-        ({"workers": 0}, "workers"),
+        ({"workers": -1}, "workers"),
         ({"camera": []}, "camera"),
         ({"camera": ["a", 1.5]}, "camera"),
         ({"depth": 1}, "depth: expected True or False"),
