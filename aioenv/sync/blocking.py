@@ -565,6 +565,11 @@ class BlockingViewer:
         return self._watch.slots
 
     @property
+    def visitors(self) -> int:
+        """How many browsers show the page."""
+        return self._watch.visitors
+
+    @property
     def dropped(self) -> int:
         """How many frames were dropped since the page was still busy with an earlier one."""
         return self._watch.dropped

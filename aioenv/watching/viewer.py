@@ -38,7 +38,7 @@ _log = logging.getLogger("aioenv")
 
 _START_S = 60.0  # the viewer imports MuJoCo and viser
 _END_S = 1.0  # after the end of its input it has nothing to do
-_IDLE_S = 1.0  # a run that stands still sends a frame so often
+_IDLE_S = 1.0  # frames are so far apart while the run stands still, or no browser shows the page
 # The longer side of an image that a frame may have; larger ones are thinned out, as sixteen of 480 x 480 at 15 a second
 # would take the run 8 % of a CPU.
 _SIDE = 200
@@ -81,6 +81,7 @@ class Viewer:
     Attributes:
         url: the address of the page, on this machine.
         slots: the slots that it shows, ascending.
+        visitors: how many browsers show the page. Without any a frame is sent once a second.
         dropped: how many frames were dropped since the page was still busy with an earlier one.
         closed: whether it was closed, by itself or with the vector env.
     """
@@ -99,7 +100,7 @@ class Viewer:
             raise RenderError(_NO_IMAGES)
         self.url = ""
         self.slots = tuple(slots.tolist())
-        self.dropped = 0
+        self.visitors = self.dropped = 0
         self.closed = False
         self._slots = slots
         self._images: StepImages = backend.images
@@ -111,7 +112,8 @@ class Viewer:
         self._observer = SlotObserver(slots, num_envs, state_size, mode)
         self._child: Child | None = None
         self._input: PipeWriter | None = None
-        self._sending: asyncio.Task[None] | None = None
+        self._output: PipeReader | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._sent_models: set[bytes] = set()
         self._sent_images: dict[int, Any] = {}
         self._counted = perf_counter(), stats().env_steps
@@ -144,7 +146,7 @@ class Viewer:
         process.stdin.close()
         process.stdout.close()
         self._child = Child(process)
-        output = PipeReader(reads, 1 << 16)
+        output = self._output = PipeReader(reads, 1 << 16)
         self._input = PipeWriter(writes)
         try:
             self._input.writelines(pack(Setup(title, port, self.slots, sources, source_of)))
@@ -155,10 +157,8 @@ class Viewer:
             if closed and isinstance(exc, RenderError):
                 raise ClosedError("watch: the vector env was closed meanwhile") from None
             raise
-        finally:
-            output.close()
         self._backend.attach_observer(self._observer)
-        self._sending = internal_task(self._send_frames())
+        self._tasks = [internal_task(self._send_frames()), internal_task(self._count_visitors(output))]
 
     async def _read_address(self, output: PipeReader, port: int) -> str:
         try:
@@ -199,10 +199,12 @@ class Viewer:
         if not self.closed:
             self.closed = True
             self._backend.attach_observer(None)
-        if self._sending is not None and not self._sending.get_loop().is_closed():
-            self._sending.cancel()
-        if self._input is not None:
-            self._input.close()
+        for task in self._tasks:
+            if not task.get_loop().is_closed():
+                task.cancel()
+        for pipe in (self._input, self._output):
+            if pipe is not None:
+                pipe.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -218,6 +220,10 @@ class Viewer:
         return f'<a href="{url}" target="_blank">{url}</a> shows {len(self.slots)} slots'
 
     # ------------------------------------------------------------ frames
+
+    async def _count_visitors(self, output: PipeReader) -> None:
+        while line := await output.stream.readline():
+            self.visitors = json.loads(line)["visitors"]
 
     async def _send_frames(self) -> None:
         """Send the newest states at most `fps` times a second; a frame for which the pipe has no room is dropped."""
@@ -235,7 +241,7 @@ class Viewer:
                 return
             now = perf_counter()
             seen = (self._observer.version, self._backend.table.paused is None)
-            if seen == version and now - last_s < _IDLE_S:
+            if (seen == version or not self.visitors) and now - last_s < _IDLE_S:
                 continue
             if pipe.get_write_buffer_size():
                 self.dropped += 1

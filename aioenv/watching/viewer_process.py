@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from aioenv.watching.messages import Frame, Setup, read
 
@@ -22,26 +23,33 @@ _UNSEEN_S = 1.0
 
 def main() -> None:
     """Serve the page until standard input ends; the first line of standard output tells its address, or an error."""
-    with open(os.dup(1), "w", encoding="utf-8") as answers:
-        frames = open(os.dup(0), "rb")
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1):  # viser prints
-            os.dup2(nothing, fd)
-        if hasattr(os, "nice"):
-            os.nice(_NICE)
-        logging.getLogger("websockets").setLevel(logging.CRITICAL)  # browsers open connections that they don't use
-        setup: Setup | None = read(frames)
-        if setup is None:
-            return
+    answers = open(os.dup(1), "w", encoding="utf-8")
+    frames = open(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):  # viser prints
+        os.dup2(nothing, fd)
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
+    logging.getLogger("websockets").setLevel(logging.CRITICAL)  # browsers open connections that they don't use
+
+    def answer(**what: object) -> None:
         try:
-            page = _Page(setup)
-        except OSError as exc:
-            answers.write(json.dumps({"taken": str(exc)}) + "\n")
-            return
-        except Exception as exc:
-            answers.write(json.dumps({"error": f"{type(exc).__name__}: {exc}"}) + "\n")
-            raise
-        answers.write(json.dumps({"url": page.url}) + "\n")
+            print(json.dumps(what), file=answers, flush=True)
+        except OSError:  # the run has closed the page
+            pass
+
+    setup: Setup | None = read(frames)
+    if setup is None:
+        return
+    try:
+        page = _Page(setup, lambda count: answer(visitors=count))
+    except OSError as exc:
+        answer(taken=str(exc))
+        return
+    except Exception as exc:
+        answer(error=f"{type(exc).__name__}: {exc}")
+        raise
+    answer(url=page.url)
 
     def receive() -> None:
         while (frame := read(frames)) is not None:
@@ -57,6 +65,7 @@ class _Page:
 
     Args:
         setup: what it shows.
+        on_visitors: called with the number of browsers that show it, when it has changed.
 
     Attributes:
         url: its address.
@@ -65,7 +74,7 @@ class _Page:
         OSError: if the port is taken.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, on_visitors: Callable[[int], None]) -> None:
         import viser
         from viser import _messages
 
@@ -84,10 +93,13 @@ class _Page:
         self._tiles = MujocoTiles(server, setup) if setup.sources else ImageTiles(server, setup)
         self._arrival = threading.Condition()
         self._frame: Frame | None = None
-        server.on_client_connect(lambda client: self._wake())
+        self._on_visitors = on_visitors
+        server.on_client_connect(self._count)
+        server.on_client_disconnect(self._count)
 
-    def _wake(self) -> None:
+    def _count(self, client: object) -> None:
         with self._arrival:
+            self._on_visitors(len(self._server.get_clients()))
             self._arrival.notify()
 
     def put(self, frame: Frame) -> None:

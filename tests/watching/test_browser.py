@@ -49,6 +49,7 @@ async def test_the_page_shows_16_moving_slots_and_survives_the_restart_of_a_work
                         assert not steps.done() or steps.exception() is None, now
 
             await wait_for(everyone)
+            assert watch.visitors == 1
             envs.pause(range(8))  # the control: these stand still
             await wait_for(everyone - set(range(8)))
             envs.resume()

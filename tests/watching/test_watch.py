@@ -113,6 +113,7 @@ class TestWithViser:
             await envs.reset(seed=0)
             watch = await envs.watch(slots=64, fps=60)
             os.kill(watch._child.pid, signal.SIGSTOP)
+            watch.visitors = 1  # or frames would be a second apart
             async with asyncio.timeout(60):
                 while watch.dropped < 5:
                     await envs.step(envs.action_space.sample())
@@ -196,7 +197,7 @@ class TestWithViser:
             from aioenv.watching.messages import Setup
             from aioenv.watching.viewer_process import _Page
 
-            page = _Page(Setup("x", 0, (0,), (), ()))
+            page = _Page(Setup("x", 0, (0,), (), ()), print)
             known = [kind.__name__ for kind in page._server._websock_server._incoming_handlers]
             print([name for name in known if "Share" in name], page._server.get_host(), flush=True)
             os._exit(0)
