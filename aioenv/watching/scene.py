@@ -295,6 +295,8 @@ class ShownModel:
         patch_model(self.model, source.patches)
         self._data = mujoco.MjData(self.model)
         self._source = source
+        self._written = np.empty(0)  # the fields that were written last
+        self._looks: Floats | None = None  # sizes and colours; None once they may have changed
         self._size = mujoco.mj_stateSize(self.model, source.state_spec)
         model, data = self.model, self._data
         mujoco.mj_kinematics(model, data)
@@ -320,24 +322,27 @@ class ShownModel:
     def read(self, state: Floats, edits: dict[str, Any]) -> None:
         """Put the model into a state."""
         state = state[int(self._source.numbered) :]
-        if self._source.fields:
-            write_fields(self.model, self._source.fields, state[self._size :])
+        fields = state[self._size : self._source.state_size - int(self._source.numbered)]
+        if self._source.fields and not np.array_equal(fields, self._written):
+            self._written, self._looks = fields.copy(), None
+            write_fields(self.model, self._source.fields, fields)
         for name, value in edits.items():
+            self._looks = None
             set_field(self.model, name, value)
         mujoco.mj_setState(self.model, self._data, state[: self._size].copy(), self._source.state_spec)
         mujoco.mj_kinematics(self.model, self._data)
 
     def poses(self) -> Floats:
-        """Return a row for each geom that is shown: 3 numbers of its place, 4 of its orientation, 3 of its size, 4 of
+        """Return a row for each geom that is shown: 3 numbers of its place, 9 of its orientation, 3 of its size, 4 of
         its colour; and one more row, with the way that its body has travelled in x and y.
         """
-        model, data, geoms = self.model, self._data, self.geoms
-        rows = np.zeros((len(geoms) + 1, 14))
+        data, geoms = self._data, self.geoms
+        if self._looks is None:
+            self._looks = np.hstack([_half_sizes(self.model)[geoms], colours_of(self.model)[geoms]])
+        rows = np.zeros((len(geoms) + 1, 19))
         rows[:-1, :3] = data.geom_xpos[geoms]
-        matrices = data.geom_xmat[geoms].reshape(-1, 3, 3)
-        rows[:-1, 3:7] = viser.transforms.SO3.from_matrix(matrices).wxyz
-        rows[:-1, 7:10] = _half_sizes(model)[geoms]
-        rows[:-1, 10:] = colours_of(model)[geoms]
+        rows[:-1, 3:12] = data.geom_xmat[geoms]
+        rows[:-1, 12:] = self._looks
         if self._travels is not None:
             rows[-1, :2] = (data.xpos[self._travels] - self._home)[:2]
         return np.nan_to_num(rows, posinf=0, neginf=0)  # a simulation that has become unstable
@@ -392,8 +397,9 @@ class _Instances:
         for number, (indices, unit, handle) in enumerate(self._shapes):
             part = poses[:, indices]
             handle.batched_positions = (part[:, :, :3] + offsets[:, None]).reshape(-1, 3).astype(np.float32)
-            handle.batched_wxyzs = part[:, :, 3:7].reshape(-1, 4).astype(np.float32)
-            looks = part[:, :, 7:].reshape(-1, 7)
+            turned = viser.transforms.SO3.from_matrix(part[:, :, 3:12].reshape(-1, 3, 3))
+            handle.batched_wxyzs = np.nan_to_num(turned.wxyz).astype(np.float32)
+            looks = part[:, :, 12:].reshape(-1, 7)
             if not np.array_equal(looks, self._looks[number]):
                 self._looks[number] = looks
                 scales = np.where(unit > 0, looks[:, :3] / np.where(unit > 0, unit, 1), 1)

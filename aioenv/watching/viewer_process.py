@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 _HOST = "127.0.0.1"
 # The CPUs belong to the run.
-_NICE = 10
+_NICE = 19
 # Without a visitor the page is kept up to date so often, in seconds.
 _UNSEEN_S = 1.0
 
