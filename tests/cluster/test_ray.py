@@ -281,10 +281,11 @@ async def test_versions_differ(record_property, monkeypatch):
     await refused(on_ray(), message, record_property, "version skew, on Ray", 30.0)  # to start an actor takes long
 
 
-@pytest.mark.stress
+@pytest.mark.cluster
 @pytest.mark.timeout(240)
 @pytest.mark.asyncio
 async def test_a_thousand_slots_on_fifty_actors():
+    """Fractions of CPUs, since 50 actors do not fit on two nodes of 8 CPUs otherwise."""
     await up_steps_and_closes(on_ray(cpus_per_worker=0.01))
 
 
