@@ -47,7 +47,12 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
 
     Attributes:
         envs: the `TorchVectorEnv` over the vector env.
-        num_envs, num_actions, max_episode_length, episode_length_buf, device, cfg: see RSL-RL's `VecEnv`.
+        num_envs: the number of slots.
+        num_actions: how many numbers an action has.
+        max_episode_length: in steps.
+        episode_length_buf: the steps of each episode so far, int64 of shape `(num_envs,)`.
+        device: of all tensors.
+        cfg: as the argument.
 
     Raises:
         TypeError: if `envs` is no vector env, or an asynchronous one.

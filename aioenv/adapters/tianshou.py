@@ -17,12 +17,12 @@ from aioenv import sync
 from aioenv.core.results import Ready
 from aioenv.rollout.subset import row_infos
 
-__all__ = ["VectorEnv"]
+__all__ = ["TianshouVectorEnv"]
 
 _OF_ENVS = ("metadata", "reward_range", "spec", "action_space", "observation_space")
 
 
-class VectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need not be installed where types are checked
+class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need not be installed where types are checked
     """A `BaseVectorEnv` of Tianshou 2: give it to a `Collector`, or to an experiment.
 
     Observations, rewards, flags and infos are those of `SubprocVectorEnv`, with "env_id". With `wait_num` or `timeout`

@@ -233,7 +233,8 @@ class TorchVectorEnv:
 
         Args:
             policy: as for `numpy_policy`. Its extras come to the CPU with the actions; bfloat16 ones become float32.
-            *args, **kwargs: those of the vector env's `rollout`: `steps`, `groups`, `split`.
+            *args: those of the vector env's `rollout`: `steps`, `groups`.
+            **kwargs: its others: `split`.
 
         Returns:
             A `TensorRollout` on the device; of an asynchronous vector env an awaitable of it.
@@ -257,7 +258,13 @@ class TensorRollout:
     """A `Rollout` of tensors: `[t, i]` is the t-th step of slot i.
 
     Attributes:
-        obs, actions, reward, terminated, truncated, valid, last_obs, next_obs: as in `Rollout`, as tensors.
+        obs: as in `Rollout`, as are all of them; tensors.
+        actions: tensors.
+        reward: a tensor.
+        terminated: a tensor.
+        truncated: a tensor.
+        valid: a tensor.
+        last_obs: tensors.
         infos: the info dicts, as they are in the `Rollout`.
         extras: the other tensors of the policy, by name.
     """

@@ -18,7 +18,7 @@ from tests.kits.zoo import Sampler
 pytest.importorskip("torch")
 pytest.importorskip("tianshou")
 
-from aioenv.adapters.tianshou import VectorEnv
+from aioenv.adapters.tianshou import TianshouVectorEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Tianshou's own
 
@@ -48,7 +48,7 @@ def test_it_steps_as_theirs(space, num_workers):
     from tianshou.env import DummyVectorEnv
 
     factory = make if space == "cartpole" else functools.partial(Sampler, space, rich_infos=False)
-    theirs, ours = DummyVectorEnv([factory] * 4), VectorEnv([factory] * 4, num_workers=num_workers)
+    theirs, ours = DummyVectorEnv([factory] * 4), TianshouVectorEnv([factory] * 4, num_workers=num_workers)
     rng = np.random.default_rng(0)
     try:
         assert len(ours) == len(theirs) == ours.env_num and not ours.is_async
@@ -76,7 +76,7 @@ def test_it_steps_as_theirs(space, num_workers):
 
 def test_waiting_for_some():
     """As their asynchronous ones: `waiting_id`, `ready_id`, and results of those that are ready."""
-    envs = VectorEnv([make] * 4, wait_num=2, num_workers=4)
+    envs = TianshouVectorEnv([make] * 4, wait_num=2, num_workers=4)
     try:
         assert envs.is_async
         envs.reset()
@@ -94,7 +94,7 @@ def test_waiting_for_some():
         envs.reset()
     finally:
         envs.close()
-    envs = VectorEnv([make] * 2, timeout=30.0, num_workers=1)
+    envs = TianshouVectorEnv([make] * 2, timeout=30.0, num_workers=1)
     envs.reset()
     assert len(envs.step(np.zeros(2, int))[0]) == 2
     envs.close()
@@ -102,7 +102,7 @@ def test_waiting_for_some():
 
 def test_attributes_and_misuse():
     with leak_check():
-        envs = VectorEnv([make] * 2, num_workers=1)
+        envs = TianshouVectorEnv([make] * 2, num_workers=1)
         assert envs.get_env_attr("gravity", 1) == [9.8]
         envs.set_env_attr("gravity", 3.0, [0])
         assert envs.get_env_attr("gravity") == [3.0, 9.8]
@@ -116,18 +116,18 @@ def test_attributes_and_misuse():
             envs.reset()
         given = aioenv.sync.VectorEnv([make], num_workers=0)
         with pytest.raises(ValueError, match=r"AutoresetMode.DISABLED, the vector env has .*NEXT_STEP"):
-            VectorEnv(given)
+            TianshouVectorEnv(given)
         with pytest.raises(TypeError, match="num_workers: for the vector env that is given"):
-            VectorEnv(given, num_workers=1)
+            TianshouVectorEnv(given, num_workers=1)
         given.close()
         with pytest.raises(ValueError, match="wait_num: expected 1 to 2, got 3"):
-            VectorEnv([make] * 2, 3, num_workers=0)
+            TianshouVectorEnv([make] * 2, 3, num_workers=0)
         with pytest.raises(TypeError, match="Tianshou does not take a Tuple"):
-            VectorEnv([functools.partial(Sampler, "tuple")], num_workers=0)
+            TianshouVectorEnv([functools.partial(Sampler, "tuple")], num_workers=0)
 
 
 def test_a_worker_that_dies_is_named():
-    envs = VectorEnv([make] * 2, num_workers=2)
+    envs = TianshouVectorEnv([make] * 2, num_workers=2)
     try:
         envs.reset()
         os.kill(envs._envs.workers[1].pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_its_collectors(kwargs):
     from tianshou.utils.net.common import Net
 
     with leak_check():
-        envs = VectorEnv([make] * 4, **kwargs)
+        envs = TianshouVectorEnv([make] * 4, **kwargs)
         space, actions = envs.observation_space[0], envs.action_space[0]
         torch.manual_seed(0)
         policy = DiscreteQLearningPolicy(
