@@ -14,6 +14,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorActionWrapper
 from gymnasium.wrappers.utils import RunningMeanStd
 
+import aioenv.vector_env
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.session import CLOSE_GRACE_S
 from aioenv.errors import NoAsyncCallError, SlotError, StepTimeout
@@ -32,6 +33,8 @@ Slots = npt.NDArray[np.int64]
 
 if TYPE_CHECKING:  # it takes no types before Gymnasium 1.4
     GymnasiumWrapper = gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    GymnasiumWrapper = gymnasium.vector.VectorWrapper
 
 # Methods of `AsyncVectorEnv` that a wrapper does not have.
 _REFUSED = {
@@ -175,7 +178,7 @@ class VectorWrapper:
         return self._gymnasium
 
     @property
-    def unwrapped(self) -> AsyncVectorEnv:
+    def unwrapped(self) -> aioenv.vector_env.AsyncVectorEnv:  # several classes have the short name
         """The vector env below all wrappers. Wrappers do not see the steps and resets that it is asked for itself."""
         return self.env.unwrapped if isinstance(self.env, VectorWrapper) else self.env
 
