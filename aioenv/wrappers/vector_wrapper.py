@@ -457,8 +457,8 @@ class VectorWrapper:
             if array.shape != known[name].shape:
                 raise ValueError(f"state: {name}: expected shape {known[name].shape}, got {array.shape}")
         for name, stats in self._statistics().items():
-            stats.mean = loaded[f"{name}.mean"].astype(known[f"{name}.mean"].dtype)
-            stats.var = loaded[f"{name}.var"].astype(known[f"{name}.var"].dtype)
+            # in the dtype that was saved: Gymnasium's begin in the space's, and are float64 from the first result on
+            stats.mean, stats.var = loaded[f"{name}.mean"].copy(), loaded[f"{name}.var"].copy()
             stats.count = float(loaded[f"{name}.count"])
 
     def _statistics(self) -> dict[str, RunningMeanStd]:

@@ -528,3 +528,21 @@ async def test_a_cancelled_reset_of_some_slots():
         after = await envs.step(np.ones(3, np.int64))
         assert_same(after.obs[[0, 2], 0], before.obs[[0, 2], 1])
         assert_same(after.obs[1, 0], first)
+
+
+@pytest.mark.asyncio
+async def test_a_run_goes_on_bit_for_bit_with_states_and_statistics():
+    def make():
+        return wrappers.NormalizeObservation(aioenv.make_vec("HalfCheetah-v5", 4, num_workers=1))
+
+    async with make() as envs:
+        await envs.reset(seed=0)
+        for _ in range(5):
+            await envs.step(np.zeros((4, 6)))
+        states, statistics = await envs.unwrapped.get_state(), envs.state_dict()
+        today = await envs.step(np.ones((4, 6)))
+    async with make() as envs:
+        envs.load_state_dict(statistics)
+        await envs.unwrapped.set_state(states)
+        tomorrow = await envs.step(np.ones((4, 6)))
+    assert (today.obs == tomorrow.obs).all()
