@@ -79,7 +79,7 @@ class CollectReply(NamedTuple):
         episodes: by slot, how many episodes of the plan of resets were begun; None: there is no plan.
         failures: exceptions of rows, or of the policy (no row); there is no rollout then.
         refused_weights: whether the policy raised when it was given weights.
-        lacks_weights: whether shared data could not be had; there is no rollout then.
+        lacks_weights: whether the last weights could not be had, or were refused before; there is no rollout then.
         policy_s: the part of that which went to the policy.
         finished: whether no env has a further episode.
     """

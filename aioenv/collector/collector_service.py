@@ -107,7 +107,7 @@ class CollectorService:
         self._recipe = recipe
         self._failed: set[int] = set()  # rows whose envs have raised since, so that they must be reset
         self._begin_next: Begin | None = None  # the resets before the next rollout
-        self._lacks_weights = False  # whether the last weights could not be had
+        self._lacks_weights = False  # whether the last weights could not be had, or were refused
         self._held: dict[int, DumpedRollout] = {}  # rollouts that are yet to be fetched, by request
         self._loop = new_event_loop()
         self._envs: AsyncVectorEnv | None = None
@@ -217,6 +217,7 @@ class CollectorService:
             if request.weights:
                 self._update(load_weights(request.weights, request.weights_spans, received))
         except Exception as exc:
+            self._lacks_weights = True  # a rollout that was asked for meanwhile must not say that it was made with them
             return Reply((), dump(CollectReply(failures=_failures(exc), refused_weights=True), self._table))
         try:
             rollout = self._run_rollout()

@@ -131,13 +131,14 @@ async def test_a_policy_that_raises_ends_the_iteration():
             pass
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.asyncio
-async def test_weights_that_the_policy_does_not_take():
+async def test_weights_that_the_policy_does_not_take(prefetch):
     async with aioenv.RolloutCollector(
-        "CartPole-v1", 2, policy=lambda: lambda obs: np.zeros(len(obs), int), num_collectors=1
+        "CartPole-v1", 2, policy=lambda: lambda obs: np.zeros(len(obs), int), num_collectors=1, prefetch=prefetch
     ) as collector:
         await collector.update({"w": 1})
-        for _ in range(2):  # no rollout says that it was made with weights that were refused
+        for _ in range(5):  # no rollout says that it was made with weights that were refused
             with pytest.raises(aioenv.PolicyError, match="expected a policy with update"):
                 await anext(collector)
         with pytest.raises(TypeError, match="cannot pickle"):
