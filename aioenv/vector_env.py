@@ -1054,16 +1054,16 @@ class AsyncVectorEnv(Traced, AsyncResource):
         draw. The label of each tile has the return and the length of the current episode, and the return of the last
         one. The page can't change the run, and only this machine can reach it.
 
-        A process of its own serves the page, at low priority. A frame for which it has no time is dropped: stepping
+        A process of its own serves the page, at low priority. An update for which it has no time is dropped: stepping
         never waits for it. Paused slots keep their last state, and slots whose worker is restarted go on. The page ends
         with `await watch.close()`, or when the vector env is closed. If this is cancelled, no process is left.
 
-        It takes viser: `pip install 'aioenv[watch]'`.
+        It takes viser: `pip install viser`.
 
         Args:
             slots: how many are shown, from slot 0 on; or slot numbers.
             port: of the page; 0 for any that is free.
-            fps: the most frames a second.
+            fps: the most updates a second.
 
         Returns:
             The page; its `url` is the address.

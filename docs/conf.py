@@ -34,8 +34,7 @@ extensions = [
 templates_path = ["_templates"]
 exclude_patterns = ["**/__pycache__", "examples/**.ipynb", "examples/**.py"]
 default_role = "code"
-# "ref.python": several classes have the same short name, and Sphinx takes the first one
-suppress_warnings = ["config.cache", "ref.python"]
+suppress_warnings = ["config.cache"]
 nitpicky = False
 
 # ------------------------------------------------------------ pages

@@ -70,7 +70,7 @@ class RayCluster:
             any: `("10.0.0.1", range(7000, 7100))`. None: the address that Ray knows, and any port. "ray://" needs it.
 
     Raises:
-        ImportError: if Ray is not installed: `pip install 'aioenv[ray]'`.
+        ImportError: if Ray is not installed: `pip install 'ray[default]'`.
         ValueError: if an argument is not one of its values, or `RAY_USE_TLS` is set without certificates.
     """
 
@@ -88,7 +88,7 @@ class RayCluster:
         try:
             import ray  # noqa: F401
         except ImportError as exc:
-            raise ImportError("RayCluster needs Ray: pip install 'aioenv[ray]'") from exc
+            raise ImportError("RayCluster needs Ray: pip install 'ray[default]'") from exc
         if strategy not in _STRATEGIES:
             raise ValueError(f"strategy: expected one of {', '.join(map(repr, _STRATEGIES))}, got {strategy!r}")
         for name, number in (("cpus_per_worker", cpus_per_worker), ("gpus_per_worker", gpus_per_worker)):

@@ -571,7 +571,7 @@ class BlockingViewer:
 
     @property
     def dropped(self) -> int:
-        """How many frames were dropped since the page was still busy with an earlier one."""
+        """How many updates were dropped since the page was still busy with an earlier one."""
         return self._watch.dropped
 
     @property

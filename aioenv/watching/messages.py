@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.state.render_source import MujocoSource
 
-__all__ = ["Frame", "Setup", "Source", "pack", "read"]
+__all__ = ["PageUpdate", "Setup", "Source", "pack", "read"]
 
 _LENGTH = struct.Struct("<Q")
 
@@ -46,7 +46,7 @@ class Source(NamedTuple):
     data: bytes
 
 
-class Frame(NamedTuple):
+class PageUpdate(NamedTuple):
     """The slots that are shown, as they are now: row i is of the i-th.
 
     Attributes:
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
         models: the key of each row's model, for those whose model has come since the start.
         new: these models by key, when they are needed for the first time.
         rows: states that are longer than a row, by row.
-        images: by row, the images that have changed since the last frame.
+        images: by row, the images that have changed since the last update.
         returns, lengths: of the current episodes; last_returns: of the ones before, NaN if there is none.
         paused: bool `(k,)`.
         summary: numbers of the whole run, by name; empty if they are as before.
@@ -76,7 +76,7 @@ class Frame(NamedTuple):
     summary: dict[str, str]
 
 
-def pack(message: Setup | Frame) -> list[bytes]:
+def pack(message: Setup | PageUpdate) -> list[bytes]:
     """Return the buffers of a message."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return [_LENGTH.pack(len(data)), data]

@@ -1,6 +1,6 @@
 """Slots as tiles of one viser scene: `MujocoTiles` in 3D, `ImageTiles` as images.
 
-Each geom of a model is one mesh with an instance for each slot, so that a frame is a few arrays, however many slots
+Each geom of a model is one mesh with an instance for each slot, so that an update is a few arrays, however many slots
 there are. (mjviser's scene draws fixed geoms once for all envs, gives models the same names, and its Pillow is too new
 for moviepy.)
 """
@@ -24,14 +24,14 @@ import viser.transforms
 from aioenv.ipc.messages import load
 from aioenv.state.model_edits import set_field, write_fields
 from aioenv.state.render_source import MujocoSource, load_model, patch_model
-from aioenv.watching.messages import Frame, Setup
+from aioenv.watching.messages import PageUpdate, Setup
 
 __all__ = ["FOV", "GAP", "ImageTiles", "MujocoTiles", "ShownModel", "arrange"]
 
 Floats = npt.NDArray[np.float64]
 
 
-class _Kind(IntEnum):
+class _GeomType(IntEnum):
     """Types of geoms, as ints."""
 
     PLANE = int(mujoco.mjtGeom.mjGEOM_PLANE)
@@ -111,7 +111,7 @@ class Labels:
             for slot, place in zip(slots, places, strict=True)
         ]
 
-    def write(self, frame: Frame) -> None:
+    def write(self, update: PageUpdate) -> None:
         """Write slot, return and length of the current episode, and the return of the last one, now and then.
 
         A browser that lays out new texts all the time shows none.
@@ -121,11 +121,11 @@ class Labels:
             return
         self._written_s = now
         for number, slot in enumerate(self._slots):
-            last = frame.last_returns[number]
-            text = f"slot {slot}: {frame.returns[number]:,.1f} in {frame.lengths[number]} steps"
+            last = update.last_returns[number]
+            text = f"slot {slot}: {update.returns[number]:,.1f} in {update.lengths[number]} steps"
             if not np.isnan(last):
                 text += f" (last {last:,.1f})"
-            if frame.paused[number]:
+            if update.paused[number]:
                 text += ", paused"
             if text != self._texts[number]:
                 self._texts[number] = self._handles[number].text = text
@@ -147,9 +147,9 @@ class ImageTiles:
         self._labels: Labels | None = None
         server.scene.set_up_direction("+y")
 
-    def show(self, frame: Frame) -> None:
+    def show(self, update: PageUpdate) -> None:
         """Show the images that have changed."""
-        for row, image in frame.images.items():
+        for row, image in update.images.items():
             rgb = np.repeat(image[:, :, None], 3, 2) if image.ndim == 2 else image[:, :, :3]
             height = rgb.shape[0] / rgb.shape[1]  # of a width of 1
             if self._view is None:
@@ -173,7 +173,7 @@ class ImageTiles:
                 receive_shadow=False,
             )
         if self._labels is not None:
-            self._labels.write(frame)
+            self._labels.write(update)
 
 
 class MujocoTiles:
@@ -219,13 +219,13 @@ class MujocoTiles:
                 position=(0.0, 0.0, min(grounds)),
             )
 
-    def show(self, frame: Frame) -> None:
-        """Show the states of a frame."""
-        assert frame.states is not None
-        changed = self._take_models(frame)
-        for row in np.flatnonzero(frame.known).tolist():
-            edits = {name: values[row] for name, values in frame.edits.items()}
-            state = np.frombuffer(frame.rows[row]) if row in frame.rows else frame.states[row]
+    def show(self, update: PageUpdate) -> None:
+        """Show the states of an update."""
+        assert update.states is not None
+        changed = self._take_models(update)
+        for row in np.flatnonzero(update.known).tolist():
+            edits = {name: values[row] for name, values in update.edits.items()}
+            state = np.frombuffer(update.rows[row]) if row in update.rows else update.states[row]
             self._of[row].read(state, edits)
             self._states[row] = self._of[row].poses()
         known = [row for row, poses in enumerate(self._states) if poses is not None]
@@ -234,17 +234,17 @@ class MujocoTiles:
         for group in self._groups.values():
             places = np.stack([self._view.places[row] for row in group.rows])
             group.show(np.stack([self._states[row] for row in group.rows]), places, self._line)  # type: ignore[misc]
-        self._labels.write(frame)
+        self._labels.write(update)
 
-    def _take_models(self, frame: Frame) -> bool:
+    def _take_models(self, update: PageUpdate) -> bool:
         """Note which model each slot has; return whether one has changed."""
         changed = False
-        for row in np.flatnonzero(frame.known).tolist():
-            key = frame.models.get(row)
+        for row in np.flatnonzero(update.known).tolist():
+            key = update.models.get(row)
             if key is None:
                 continue
             if key not in self._later:
-                source = frame.new.get(key)
+                source = update.new.get(key)
                 if source is None or not source.data:
                     continue  # it was lost with a reply: the slot is shown with the model before
                 theirs: MujocoSource = load(source.data)
@@ -252,7 +252,7 @@ class MujocoTiles:
             if self._of[row] is not self._later[key]:
                 self._of[row], changed = self._later[key], True
         # the run sends others again
-        self._later = {key: self._later[key] for key in frame.models.values() if key in self._later}
+        self._later = {key: self._later[key] for key in update.models.values() if key in self._later}
         return changed
 
     def _regroup(self, known: Sequence[int]) -> None:
@@ -301,8 +301,8 @@ class ShownModel:
         model, data = self.model, self._data
         mujoco.mj_kinematics(model, data)
         visible = (model.geom_group < _GROUPS) & (colours_of(model)[:, 3] > 0)
-        planes = model.geom_type == _Kind.PLANE
-        solid = np.flatnonzero(visible & ~planes & (model.geom_type <= _Kind.MESH))
+        planes = model.geom_type == _GeomType.PLANE
+        solid = np.flatnonzero(visible & ~planes & (model.geom_type <= _GeomType.MESH))
         reach = model.geom_rbound[solid, None]
         low = (data.geom_xpos[solid] - reach).min(0) if len(solid) else np.full(3, -1.0)
         high = (data.geom_xpos[solid] + reach).max(0) if len(solid) else np.full(3, 1.0)
@@ -355,7 +355,7 @@ class _Instances:
         server: the page.
         name: of the model in the scene.
         model: the model.
-        rows: the slots that have it, by their numbers in a frame.
+        rows: the slots that have it, by their numbers in an update.
     """
 
     def __init__(self, server: viser.ViserServer, name: str, model: ShownModel, rows: Sequence[int]) -> None:
@@ -377,7 +377,7 @@ class _Instances:
                 batched_colors=np.full((n, 3), 128, np.uint8),
                 batched_opacities=np.ones(n),
                 lod="off",
-                side="double" if shape[0] == _Kind.HFIELD else "front",
+                side="double" if shape[0] == _GeomType.HFIELD else "front",
                 cast_shadow=False,
                 receive_shadow=False,
             )
@@ -424,8 +424,8 @@ def _half_sizes(model: mujoco.MjModel) -> Floats:
     """Return half the size of each geom in x, y and z; of capsules without their ends, of meshes 0."""
     sizes: Floats = model.geom_size.copy()
     kinds = model.geom_type
-    sizes[kinds == _Kind.SPHERE, 1:] = sizes[kinds == _Kind.SPHERE, :1]
-    round_ = np.isin(kinds, (_Kind.CAPSULE, _Kind.CYLINDER))
+    sizes[kinds == _GeomType.SPHERE, 1:] = sizes[kinds == _GeomType.SPHERE, :1]
+    round_ = np.isin(kinds, (_GeomType.CAPSULE, _GeomType.CYLINDER))
     sizes[round_, 2] = sizes[round_, 1]
     sizes[round_, 1] = sizes[round_, 0]
     return sizes
@@ -458,32 +458,32 @@ def _mean_colour(model: mujoco.MjModel, texture: int) -> Floats:
 
 def _shape_of(model: mujoco.MjModel, geom: int) -> tuple[Any, ...]:
     """Return a key that is equal for geoms that are one mesh, scaled."""
-    kind = _Kind(int(model.geom_type[geom]))
-    if kind == _Kind.CAPSULE:  # its ends stay round
+    kind = _GeomType(int(model.geom_type[geom]))
+    if kind == _GeomType.CAPSULE:  # its ends stay round
         return kind, *model.geom_size[geom, :2].tolist()
-    if kind in (_Kind.MESH, _Kind.HFIELD):
+    if kind in (_GeomType.MESH, _GeomType.HFIELD):
         return kind, int(model.geom_dataid[geom])
-    return (_Kind.ELLIPSOID if kind == _Kind.SPHERE else kind,)
+    return (_GeomType.ELLIPSOID if kind == _GeomType.SPHERE else kind,)
 
 
 def _mesh_of(model: mujoco.MjModel, shape: tuple[Any, ...]) -> tuple[Any, Any, Floats]:
     """Return vertices, faces, and the sizes of the geom that they show (0: a size without a meaning)."""
     match shape:
-        case (_Kind.CAPSULE, radius, half):
+        case (_GeomType.CAPSULE, radius, half):
             mesh = trimesh.creation.capsule(height=2 * half, radius=radius, count=(16, 16))
             return mesh.vertices, mesh.faces, np.array([radius, radius, half])
-        case (_Kind.MESH, number):
+        case (_GeomType.MESH, number):
             start, count = int(model.mesh_vertadr[number]), int(model.mesh_vertnum[number])
             first, faces = int(model.mesh_faceadr[number]), int(model.mesh_facenum[number])
             return model.mesh_vert[start : start + count], model.mesh_face[first : first + faces], np.zeros(3)
-        case (_Kind.HFIELD, number):
+        case (_GeomType.HFIELD, number):
             return *_height_field(model, number), np.zeros(3)
-        case (_Kind.BOX,):
+        case (_GeomType.BOX,):
             mesh = trimesh.creation.box((2.0, 2.0, 2.0))
-        case (_Kind.PLANE,):
+        case (_GeomType.PLANE,):
             mesh = trimesh.creation.box((2.0, 2.0, 0.002))
             return mesh.vertices, mesh.faces, np.array([1.0, 1.0, 0.0])
-        case (_Kind.CYLINDER,):
+        case (_GeomType.CYLINDER,):
             mesh = trimesh.creation.cylinder(radius=1.0, height=2.0, sections=24)
         case _:
             mesh = trimesh.creation.icosphere(subdivisions=2, radius=1.0)

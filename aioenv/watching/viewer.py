@@ -1,4 +1,4 @@
-"""`Viewer`: the page of a run, as the run has it: a process that serves it, and a task that sends it frames."""
+"""`Viewer`: the page of a run, as the run has it: a process that serves it, and a task that sends it updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.channel import PipeReader, PipeWriter
 from aioenv.process.child import Child, kill_group
 from aioenv.process.environment import bootstrap, worker_environment
-from aioenv.watching.messages import Frame, Setup, Source, pack
+from aioenv.watching.messages import PageUpdate, Setup, Source, pack
 from aioenv.watching.observer import SlotObserver
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ _log = logging.getLogger("aioenv")
 
 _START_S = 60.0  # the viewer imports MuJoCo and viser
 _END_S = 1.0  # after the end of its input it has nothing to do
-_IDLE_S = 1.0  # frames are so far apart while the run stands still, or no browser shows the page
-# The longer side of an image that a frame may have; larger ones are thinned out, as sixteen of 480 x 480 at 15 a second
-# would take the run 8 % of a CPU.
+_IDLE_S = 1.0  # updates are so far apart while the run stands still, or no browser shows the page
+# The longer side of an image that an update may have; larger ones are thinned out, as sixteen of 480 x 480 at 15 a
+# second would take the run 8 % of a CPU.
 _SIDE = 200
 _NO_IMAGES = (
     "watch: the page shows states or images that come with the results: make the vector env with "
@@ -71,7 +71,7 @@ def check_watch(slots: Any, port: Any, fps: Any, num_envs: int) -> npt.NDArray[n
             raise IndexError(f"watch: slots {wrong} are not from 0 to {num_envs - 1}")
         numbers = np.unique(np.array(listed, np.int64))
     if importlib.util.find_spec("viser") is None:
-        raise ImportError("watch takes viser: pip install 'aioenv[watch]'", name="viser")
+        raise ImportError("watch takes viser: pip install viser", name="viser")
     return numbers
 
 
@@ -81,8 +81,8 @@ class Viewer:
     Attributes:
         url: the address of the page, on this machine.
         slots: the slots that it shows, ascending.
-        visitors: how many browsers show the page. Without any a frame is sent once a second.
-        dropped: how many frames were dropped since the page was still busy with an earlier one.
+        visitors: how many browsers show the page. Without any an update is sent once a second.
+        dropped: how many updates were dropped since the page was still busy with an earlier one.
         closed: whether it was closed, by itself or with the vector env.
     """
 
@@ -158,7 +158,7 @@ class Viewer:
                 raise ClosedError("watch: the vector env was closed meanwhile") from None
             raise
         self._backend.attach_observer(self._observer)
-        self._tasks = [internal_task(self._send_frames()), internal_task(self._count_visitors(output))]
+        self._tasks = [internal_task(self._send_updates()), internal_task(self._count_visitors(output))]
 
     async def _read_address(self, output: PipeReader, port: int) -> str:
         try:
@@ -219,14 +219,14 @@ class Viewer:
         url = html.escape(self.url)
         return f'<a href="{url}" target="_blank">{url}</a> shows {len(self.slots)} slots'
 
-    # ------------------------------------------------------------ frames
+    # ------------------------------------------------------------ updates
 
     async def _count_visitors(self, output: PipeReader) -> None:
         while line := await output.stream.readline():
             self.visitors = json.loads(line)["visitors"]
 
-    async def _send_frames(self) -> None:
-        """Send the newest states at most `fps` times a second; a frame for which the pipe has no room is dropped."""
+    async def _send_updates(self) -> None:
+        """Send the newest states at most `fps` times a second; an update for which the pipe has no room is dropped."""
         child, pipe = self._child, self._input
         assert child is not None and pipe is not None
         version: Any = None
@@ -248,13 +248,13 @@ class Viewer:
                 continue
             version, last_s = seen, now
             try:
-                frame = self._frame(now)
-            except Exception:  # of one frame: the run and the page go on
-                _log.warning("watch: a frame could not be made", exc_info=True)
+                update = self._make_update(now)
+            except Exception:  # of one update: the run and the page go on
+                _log.warning("watch: an update could not be made", exc_info=True)
                 continue
-            pipe.writelines(pack(frame))
+            pipe.writelines(pack(update))
 
-    def _frame(self, now: float) -> Frame:
+    def _make_update(self, now: float) -> PageUpdate:
         """Return the slots as they are now."""
         observer, slots = self._observer, self._slots
         states, known, images = None, observer.known, {}
@@ -280,7 +280,7 @@ class Viewer:
                     images[row] = _thinned(image)
         paused = self._backend.table.paused
         hidden = np.zeros(len(slots), np.bool_) if paused is None else paused[slots]
-        return Frame(
+        return PageUpdate(
             states, known, edits, models, new, rows, images, observer.returns, observer.lengths, observer.last_returns,
             hidden, self._summary(now),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The process that serves the page of a run: it reads frames from its standard input, and ends when that ends."""
+"""The process that serves the page of a run: it reads updates from its standard input, and ends when that ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from aioenv.watching.messages import Frame, Setup, read
+from aioenv.watching.messages import PageUpdate, Setup, read
 
 __all__ = ["main"]
 
@@ -24,7 +24,7 @@ _UNSEEN_S = 1.0
 def main() -> None:
     """Serve the page until standard input ends; the first line of standard output tells its address, or an error."""
     answers = open(os.dup(1), "w", encoding="utf-8")
-    frames = open(os.dup(0), "rb")
+    updates = open(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):  # viser prints
         os.dup2(nothing, fd)
@@ -38,7 +38,7 @@ def main() -> None:
         except OSError:  # the run has closed the page
             pass
 
-    setup: Setup | None = read(frames)
+    setup: Setup | None = read(updates)
     if setup is None:
         return
     try:
@@ -52,11 +52,11 @@ def main() -> None:
     answer(url=page.url)
 
     def receive() -> None:
-        while (frame := read(frames)) is not None:
-            page.put(frame)
+        while (update := read(updates)) is not None:
+            page.put(update)
         os._exit(0)  # the threads of viser have nothing to finish
 
-    threading.Thread(target=receive, name="frames", daemon=True).start()
+    threading.Thread(target=receive, name="updates", daemon=True).start()
     page.run()
 
 
@@ -92,7 +92,7 @@ class _Page:
         self._text = server.gui.add_markdown("…")
         self._tiles = MujocoTiles(server, setup) if setup.sources else ImageTiles(server, setup)
         self._arrival = threading.Condition()
-        self._frame: Frame | None = None
+        self._update: PageUpdate | None = None
         self._on_visitors = on_visitors
         server.on_client_connect(self._count)
         server.on_client_disconnect(self._count)
@@ -102,33 +102,33 @@ class _Page:
             self._on_visitors(len(self._server.get_clients()))
             self._arrival.notify()
 
-    def put(self, frame: Frame) -> None:
-        """Show a frame, unless a newer one comes before."""
+    def put(self, update: PageUpdate) -> None:
+        """Show an update, unless a newer one comes before."""
         with self._arrival:
-            if (before := self._frame) is not None:  # what is sent once must not be lost
-                frame = frame._replace(
-                    new={**before.new, **frame.new},
-                    images={**before.images, **frame.images},
-                    summary=frame.summary or before.summary,
+            if (before := self._update) is not None:  # what is sent once must not be lost
+                update = update._replace(
+                    new={**before.new, **update.new},
+                    images={**before.images, **update.images},
+                    summary=update.summary or before.summary,
                 )
-            self._frame = frame
+            self._update = update
             self._arrival.notify()
 
     def run(self) -> None:
-        """Show frames for ever."""
+        """Show updates for ever."""
         shown_s = 0.0
         while True:
             with self._arrival:
-                while self._frame is None:
+                while self._update is None:
                     self._arrival.wait()
                 if not self._server.get_clients() and time.monotonic() - shown_s < _UNSEEN_S:
                     self._arrival.wait(_UNSEEN_S)
                     if not self._server.get_clients() and time.monotonic() - shown_s < _UNSEEN_S:
                         continue
-                frame, self._frame = self._frame, None
+                update, self._update = self._update, None
             shown_s = time.monotonic()
             with self._server.atomic():
-                self._tiles.show(frame)
-            if frame.summary:
-                rows = (f"| {name} | {value} |" for name, value in frame.summary.items())
+                self._tiles.show(update)
+            if update.summary:
+                rows = (f"| {name} | {value} |" for name, value in update.summary.items())
                 self._text.content = "\n".join(["| | |", "|---|---|", *rows])

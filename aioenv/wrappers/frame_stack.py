@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from aioenv.rollout.recorder import of_slot
 from aioenv.spaces.layout import Arrays, Layout, batch_space
 from aioenv.worker.vector_access import take_observations
 
@@ -140,7 +141,7 @@ class FrameStackObservation(_Wrapper):
         last = info["final_obs"]
         found = np.full(self.num_envs, None, object)
         for slot in np.flatnonzero(info.get("_final_obs", np.ones(self.num_envs, np.bool_))).tolist():
-            arrays = self._split(self._layout.batch_of_one(_of_slot(last, slot)), 1)
+            arrays = self._split(self._layout.batch_of_one(of_slot(last, slot)), 1)
             order = (self._newest[slot] + np.arange(2, self.stack_size + 1)) % self.stack_size
             stacks = [
                 np.concatenate([frames[slot, order], array])[None]
@@ -148,8 +149,3 @@ class FrameStackObservation(_Wrapper):
             ]
             (found[slot],) = self._layout.rows(stacks, ())
         return found
-
-
-def _of_slot(last: Any, slot: int) -> Any:
-    """Return the last observation of one slot, from an array of them, or from a dict as some vector envs give it."""
-    return {key: _of_slot(part, slot) for key, part in last.items()} if isinstance(last, dict) else last[slot]

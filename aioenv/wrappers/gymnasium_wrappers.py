@@ -10,9 +10,8 @@ import numpy.typing as npt
 from gymnasium import Space
 from gymnasium.wrappers import vector
 
-from aioenv.vector_env import AsyncVectorEnv
 from aioenv.wrappers.frame_stack import FrameStackObservation
-from aioenv.wrappers.vector_wrapper import VectorWrapper
+from aioenv.wrappers.vector_wrapper import Envs, VectorWrapper
 
 __all__ = [
     "ClipAction",
@@ -29,7 +28,6 @@ __all__ = [
     "TransformReward",
 ]
 
-Envs = AsyncVectorEnv | VectorWrapper
 Bools = npt.NDArray[np.bool_]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -14,7 +14,6 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorActionWrapper
 from gymnasium.wrappers.utils import RunningMeanStd
 
-import aioenv.vector_env
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.session import CLOSE_GRACE_S
 from aioenv.errors import NoAsyncCallError, SlotError, StepTimeout
@@ -28,6 +27,7 @@ __all__ = ["VectorWrapper"]
 
 _log = logging.getLogger("aioenv")
 
+Envs: TypeAlias = "AsyncVectorEnv | VectorWrapper"
 Bools = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
 
@@ -66,7 +66,7 @@ class _Taken(NamedTuple):
 class _LastBatch(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """A vector env whose `step` and `reset` return the result that the asynchronous one has just given."""
 
-    def __init__(self, envs: AsyncVectorEnv | VectorWrapper) -> None:
+    def __init__(self, envs: Envs) -> None:
         self.num_envs = envs.num_envs
         self.single_observation_space, self.observation_space = envs.single_observation_space, envs.observation_space
         self.single_action_space, self.action_space = envs.single_action_space, envs.action_space
@@ -135,9 +135,7 @@ class VectorWrapper:
     last_obs: Any = None
     pending_reset: Bools
 
-    def __init__(
-        self, envs: AsyncVectorEnv | VectorWrapper, wrapper: Callable[..., GymnasiumWrapper], *args: Any, **kwargs: Any
-    ) -> None:
+    def __init__(self, envs: Envs, wrapper: Callable[..., GymnasiumWrapper], *args: Any, **kwargs: Any) -> None:
         if not isinstance(envs, (AsyncVectorEnv, VectorWrapper)):
             hint = "; it goes into the wrapper of gymnasium.wrappers.vector itself"
             raise TypeError(
@@ -178,7 +176,7 @@ class VectorWrapper:
         return self._gymnasium
 
     @property
-    def unwrapped(self) -> aioenv.vector_env.AsyncVectorEnv:  # several classes have the short name
+    def unwrapped(self) -> AsyncVectorEnv:
         """The vector env below all wrappers. Wrappers do not see the steps and resets that it is asked for itself."""
         return self.env.unwrapped if isinstance(self.env, VectorWrapper) else self.env
 

@@ -32,7 +32,7 @@ def server():
 
 
 class Shown:
-    """The scene of a vector env without its process: frames go from hand to hand."""
+    """The scene of a vector env without its process: updates go from hand to hand."""
 
     def __init__(self, server, envs, slots=range(N)):
         slots = np.array(slots)
@@ -44,7 +44,7 @@ class Shown:
         self.tiles = MujocoTiles(server, Setup("", 0, tuple(slots.tolist()), tuple(pool.sources), numbers))
 
     def show(self):
-        self.tiles.show(pickle.loads(pickle.dumps(self._watch._frame(perf_counter()))))
+        self.tiles.show(pickle.loads(pickle.dumps(self._watch._make_update(perf_counter()))))
 
     def of(self, row):
         """The model of a tile, and the position, orientation, colour and mesh of each geom."""
