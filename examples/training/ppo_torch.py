@@ -7,7 +7,8 @@ A million steps took 3.5 minutes on 2 loaded cores, learning included.
 
 ::
 
-    python examples/training/ppo_torch.py --steps 1000000 --curve ppo.png --save ppo.pt
+    python examples/training/ppo_torch.py --steps 1000000 --log ppo.csv --save ppo.pt
+    python examples/training/curves.py ppo.csv --png ppo.png
 
 .. image:: /_static/examples/training/ppo_torch.png
    :alt: The mean return by env-steps.
@@ -18,6 +19,7 @@ A million steps took 3.5 minutes on 2 loaded cores, learning included.
 
 import argparse
 import math
+import os
 import time
 
 import torch
@@ -97,7 +99,8 @@ class Trainer:
         self.steps, self.last = 0, args.steps
         self.returns = torch.zeros(args.num_envs)  # discounted, of the current episodes
         self.return_stats = RunningStats()
-        self.curve: list[tuple[int, float]] = []  # steps, mean return
+        self.log = open(args.log or os.devnull, "w", buffering=1)  # a line at a time
+        print("steps,seconds,return", file=self.log)
         self.began = time.perf_counter()
 
     def normalize(self, rollout: TensorRollout):
@@ -150,9 +153,9 @@ class Trainer:
     def report(self) -> None:
         stats = self.episode_stats.write()  # of the episodes that have ended since the last call
         if stats["episode_count"]:
-            self.curve.append((self.steps, stats["return/mean"]))
-            rate = self.steps / (time.perf_counter() - self.began)
-            print(f"{self.steps} steps, {rate:.0f}/s: mean return {stats['return/mean']:.1f}", flush=True)
+            seconds, mean = time.perf_counter() - self.began, stats["return/mean"]
+            print(f"{self.steps},{seconds:.1f},{mean:.2f}", file=self.log)
+            print(f"{self.steps} steps, {self.steps / seconds:.0f}/s: mean return {mean:.1f}", flush=True)
 
 
 class TensorBoard:
@@ -189,16 +192,6 @@ async def train_awaited(settings: dict, args: argparse.Namespace) -> Trainer:
         return trainer
 
 
-def draw(curve: list[tuple[int, float]], env: str, path: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(*zip(*curve, strict=True), color="#0072b2")
-    axes.set(xlabel="env-steps", ylabel="mean return", title=env)
-    figure.savefig(path, dpi=110)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--env", default="HalfCheetah-v5")
@@ -207,7 +200,7 @@ if __name__ == "__main__":
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--curve", metavar="PATH", help="draw the returns, as PNG")
+    parser.add_argument("--log", metavar="PATH", help="write the returns as CSV, for curves.py")
     parser.add_argument("--save", metavar="PATH", help="save the policy, for evaluate_torch.py")
     parser.add_argument("--tensorboard", metavar="DIR")
     args = parser.parse_args()
@@ -224,5 +217,3 @@ if __name__ == "__main__":
     trainer = aioenv.run(train_awaited(settings, args)) if args.awaited else train(settings, args)
     if args.save:
         torch.save({"env": args.env, "agent": trainer.agent.state_dict()}, args.save)
-    if args.curve and trainer.curve:
-        draw(trainer.curve, args.env, args.curve)
