@@ -31,7 +31,7 @@ from aioenv.spaces.layout import batch_space
 from aioenv.state.assets import LATE
 from aioenv.state.render_source import EnvRenderable, MujocoSource, find_physics, find_source, has_source
 from aioenv.worker import worker_context
-from aioenv.worker.making import explain_no_env, make_vector_env
+from aioenv.worker.making import explain_no_env, make_env, make_vector_env
 from aioenv.worker.vector_access import reset_result, step_result, steps_some
 
 if TYPE_CHECKING:
@@ -377,7 +377,7 @@ class _PixelFactory:
     """A factory of the same envs, with images as observations."""
 
     def __init__(self, factory: Callable[[], Any], config: RenderConfig) -> None:
-        self._factory = factory
+        self._factory, self._wrappers = _split(factory) if config.render_only else (factory, ())
         self._config = config
         self._own_shape: tuple[int, ...] | None = None  # of images of envs that draw themselves
 
@@ -387,7 +387,12 @@ class _PixelFactory:
         if explain_no_env(env):
             return env  # the caller raises an error that names its type
         try:
-            wrappers = _image_wrappers(env, self._config)
+            wrappers = [*_image_wrappers(env), *self._wrappers] if self._config.render_only else []
+            if wrappers and self._config.workers is not None:
+                raise PixelsRefused(
+                    f"pixels: {', '.join(map(_name, wrappers))} takes images that workers draw themselves: "
+                    "RenderConfig(workers=None). Render workers draw the observation as it is"
+                )
             if not has_source(env, by_camera=self._config.by_camera):
                 made = env = self._undrawn(env)
             made = PixelObservation(env, self._config, self._own_shape)
@@ -422,38 +427,44 @@ class _PixelFactory:
 # ------------------------------------------------------------ the wrappers around an env
 
 
-def _image_wrappers(env: Env[Any, Any], config: RenderConfig) -> list[Any]:
-    """Return the wrappers around an env that are applied to its images, the outermost first.
-
-    With `render_only=False` there are none: they stay around the env's own observations.
-
-    Raises:
-        PixelsRefused: if there are any, and render workers draw, whose images are not wrapped.
-    """
-    found = [layer for layer in _layers(env) if type(layer) in _IMAGE_WRAPPERS] if config.render_only else []
-    if found and config.workers is not None:
-        raise PixelsRefused(
-            f"pixels: {_names(found)} takes images that workers draw themselves: RenderConfig(workers=None). Render "
-            "workers draw the observation as it is"
-        )
-    return found
+def _split(factory: Callable[[], Any]) -> tuple[Callable[[], Any], Sequence[Callable[[Any], Any]]]:
+    """Return a factory without its wrappers of images, and these: most refuse the observations of a state."""
+    if not isinstance(factory, partial) or factory.func is not make_env:
+        return factory, ()
+    env, wrappers, *rest = factory.args
+    images = [wrapper for wrapper in wrappers if getattr(wrapper, "func", wrapper) in _IMAGE_WRAPPERS]
+    others = tuple(wrapper for wrapper in wrappers if wrapper not in images)
+    return partial(make_env, env, others, *rest), images
 
 
-def _rewrap(pixels: Any, wrappers: list[Any]) -> Env[Any, Any]:
-    """Put such wrappers around a `PixelObservation`; they get its `drawn_by`.
+def _image_wrappers(env: Env[Any, Any]) -> list[Callable[[Any], Any]]:
+    """Return the wrappers around an env that apply to its images, as functions, the innermost first."""
+    layers = [layer for layer in reversed(_layers(env)) if type(layer) in _IMAGE_WRAPPERS]
+    kinds: list[Callable[..., Any]] = [type(layer) for layer in layers]
+    return [partial(kind, **layer._saved_kwargs) for kind, layer in zip(kinds, layers, strict=True)]
+
+
+def _rewrap(pixels: Any, wrappers: Sequence[Callable[[Any], Any]]) -> Env[Any, Any]:
+    """Put wrappers around a `PixelObservation`; they get its `drawn_by`.
 
     Raises:
         PixelsRefused: if a wrapper does not take images.
     """
-    env = pixels
-    for layer in reversed(wrappers):
+    env: Any = pixels
+    for wrapper in wrappers:
         try:
-            env = type(layer)(env, **layer._saved_kwargs)
+            env = wrapper(env)
             env.drawn_by = pixels.drawn_by
         except Exception as exc:
-            name = type(layer).__name__
+            name = _name(wrapper)
             raise PixelsRefused(f"pixels: {name} can't be put around the images: {type(exc).__name__}: {exc}") from exc
     return env  # type: ignore[no-any-return]
+
+
+def _name(wrapper: Any) -> str:
+    """Return the name of a wrapper's class, be it the class or a partial of it."""
+    name: str = getattr(wrapper, "func", wrapper).__name__
+    return name
 
 
 def _warn_of_replaced(env: Env[Any, Any], config: RenderConfig) -> None:

@@ -85,6 +85,25 @@ def test_of_a_mujoco_env():
             before = obs
 
 
+def test_wrappers_that_refuse_the_states():
+    """`GrayscaleObservation` takes images alone, so it is never put around the env's own observations."""
+    actions = np.full((2, 6), 0.4, np.float32)
+    kwargs = {"pixels": CONFIG, "num_workers": 1}
+    with sync.make_vec("HalfCheetah-v5", 2, **kwargs) as plain:
+        images = [plain.reset(seed=3)[0], *(plain.step(actions)[0] for _ in range(2))]
+    gray = [np.sum(np.multiply(image, [0.2125, 0.7154, 0.0721]), axis=-1).astype(np.uint8) for image in images]
+    wrappers = [GrayscaleObservation, partial(FrameStackObservation, stack_size=3)]
+    with sync.make_vec("HalfCheetah-v5", 2, wrappers=wrappers, **kwargs) as envs:
+        assert envs.single_observation_space.shape == (3, 16, 24)
+        envs.reset(seed=3)
+        envs.step(actions)
+        assert (envs.step(actions)[0] == np.stack(gray, axis=1)).all()
+        assert envs._envs._session.worker_pool.drawn_by != ""
+    config = aioenv.RenderConfig(width=24, height=16, workers=1)
+    with pytest.raises(ValueError, match=r"pixels: GrayscaleObservation, FrameStackObservation .*workers=None"):
+        sync.make_vec("HalfCheetah-v5", 1, wrappers=wrappers, pixels=config)
+
+
 @pytest.mark.parametrize(
     ("wrap", "shape"),
     [
