@@ -162,7 +162,8 @@ bench: $(VENV)/.bench
 dist: $(VENV)/.dist opengl-all
 	$(BIN)/python tests/tools/dist.py $(ARGS)
 
-docs: $(VENV)/.docs opengl
+# torch is for the tutorials that train, which are run here
+docs: $(VENV)/.docs $(VENV)/.adapters opengl
 	rm -rf docs/reference/generated build/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 	$(BIN)/python -m tests.docs.built
