@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -30,6 +31,10 @@ from aioenv.process.supervisor import Worker
 __all__ = ["Collector", "CollectorPool"]
 
 _MEANING = "its rollout is collected again, from new episodes"
+# how long an iteration in sync mode waits for `update` before it says so, in seconds
+_UPDATE_WARNING_S = 5.0
+
+_log = logging.getLogger("aioenv.collector")
 
 
 class CollectorPool:
@@ -244,13 +249,17 @@ class CollectorPool:
         return item
 
     async def _wait(self) -> None:
-        """Wait until something has changed."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Wait until something has changed; log a warning if only `update` can change anything, and does not come."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.append(waiter)
+        warning = loop.call_later(_UPDATE_WARNING_S, _warn_of_update) if self._sync and self._round_is_over() else None
         try:
             await waiter
         finally:
             self._waiters.remove(waiter)
+            if warning is not None:
+                warning.cancel()
 
     def _wake(self) -> None:
         for waiter in self._waiters:
@@ -264,15 +273,17 @@ class CollectorPool:
         last = self._round_weights
         if self._begun_at is None:
             return
-        if self._rounds_begun:
-            over = all(collector.delivered or collector.finished for collector in self._collectors)
-            if not over or self._weights is last:
-                return
+        if self._rounds_begun and (not self._round_is_over() or self._weights is last):
+            return
         self._rounds_begun = True
         self._round_weights = self._weights
         for collector in self._collectors:
             collector.delivered = False
         self._fill()
+
+    def _round_is_over(self) -> bool:
+        """Tell whether all rollouts of a round in sync mode were taken."""
+        return all(collector.delivered or collector.finished for collector in self._collectors)
 
     def _fill(self) -> None:
         """Ask the collectors that may begin a rollout."""
@@ -422,6 +433,13 @@ class CollectorPool:
         """Note that a new process is up: it has neither weights nor episodes."""
         self._restarts += 1
         self._by_worker[worker].note_new_process()
+
+
+def _warn_of_update() -> None:
+    _log.warning(
+        'the iteration over a RolloutCollector(mode="sync") waits for update(): all rollouts of this round were taken. '
+        "Call update(weights), or update() to go on with the same weights"
+    )
 
 
 class _Task:

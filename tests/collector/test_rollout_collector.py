@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import aioenv
+from aioenv.collector import collector_pool
 from tests.collector.collector_kit import Linear, RandomPolicy, assert_equal, joined, rounds, weights
 
 COUNTS = (1, 2, 3)
@@ -244,6 +245,24 @@ async def test_in_sync_mode_all_wait_for_an_update():
         await collector.update(weights(2))  # before the round is over
         assert (await anext(collector)).weights_version == 1
         assert {(await anext(collector)).weights_version, (await anext(collector)).weights_version} == {2}
+
+
+@pytest.mark.asyncio
+async def test_an_iteration_that_waits_for_an_update_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(collector_pool, "_UPDATE_WARNING_S", 0.0)
+    async with aioenv.RolloutCollector(
+        "CartPole-v1", 4, policy=Linear, steps=3, num_collectors=2, mode="sync", seed=0
+    ) as collector:
+        await anext(collector)
+        await anext(collector)
+        assert not caplog.records, "rollouts of the same round need no update"
+        waits = asyncio.ensure_future(anext(collector))
+        while not caplog.records:
+            await asyncio.sleep(0)
+        assert "Call update(weights)" in caplog.records[0].getMessage()
+        await collector.update()
+        assert (await waits).weights_version == 1
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.asyncio
