@@ -108,7 +108,6 @@ def test_rollouts_of_collectors_are_delayed():
     # two collectors have two slots each; no more rollouts than these fit into a round trip of 20 ms
     assert found["aioenv"][DELAYED_KEYS[2]] < 1.05 * 2 * 2 * 128 / 20e-3
     assert found["aioenv-prefetch"][DELAYED_KEYS[2]] < 2.1 * 2 * 2 * 128 / 20e-3
-    assert found["aioenv"][LOSS] > 10
     with pytest.raises(NotApplicable, match="takes one of noop, CartPole-v1"):
         METRICS["network-rollouts"].measures["aioenv"](Workload("pixels", 2, 0.02))
 
