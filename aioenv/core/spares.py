@@ -84,7 +84,7 @@ class _Slot:
         both: the workers of the first and the second env, in objects that do not change.
         number: the number of the episode that the spare env begins.
         prepared: the reset of the spare env, whose reply may not be in; None: there is none.
-        taken: that reset, once the env has taken its place, while its reply is not in; None otherwise.
+        taken: the reset that the slot already waits for, until its reply arrives; None otherwise.
         waiting: the request that waits for this reply; since: when it began to wait, by `perf_counter`.
         last: the last observation and state of an episode that has ended, of which the next step begins the next one;
             None: its episode goes on.
@@ -523,25 +523,28 @@ class SpareEnvs:
         """Note that a worker has ended, and is not restarted: its slot goes on in the other env, if that is alive."""
         slot = self._slots[worker.slots[0]]
         self._absent.discard(worker)
-        if slot.live.worker is worker:
+        if self.is_expendable(worker):
+            if not self.closing:
+                with contextlib.suppress(Exception):  # of a log handler
+                    _log.warning(
+                        "the spare env of slot %d is gone: %s; from now on steps wait for the resets of this slot",
+                        slot.slot,
+                        worker.death_error(),
+                    )
+        elif slot.live.worker is worker:
             slot.last = None
             self.ended.discard(slot.slot)
             if _accepts(slot.spare):
                 slot.swap()
-        elif _accepts(slot.live) and not self.closing:
-            with contextlib.suppress(Exception):  # of a log handler
-                _log.warning(
-                    "the spare env of slot %d is gone: %s; from now on steps wait for the resets of this slot",
-                    slot.slot,
-                    worker.death_error(),
-                )
         if slot.waiting is not None and slot.taken is None and not self.can_go_on(slot.slot):
             self._end_wait(slot, self._reset_live(slot, None))  # which fails
 
-    def is_spare(self, worker: Worker) -> bool:
-        """Return whether a slot goes on in another env than that of this worker."""
+    def is_expendable(self, worker: Worker) -> bool:
+        """Return whether a slot goes on without this worker, and loses no episode with it."""
         slot = self._slots[worker.slots[0]]
-        return slot.spare.worker is worker and _accepts(slot.live)
+        if slot.spare.worker is worker:
+            return _accepts(slot.live)
+        return slot.slot in self.ended and slot.prepared is not None and _accepts(slot.spare)
 
     def note_restart(self, worker: Worker, *, back: bool) -> None:
         """Note that a worker is being restarted (`back` is False), or is back: prepare an episode in its new env."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from functools import partial
 from typing import Any
 
@@ -14,8 +16,9 @@ from gymnasium.spaces import Box, Discrete, Space
 import aioenv
 from aioenv import sync
 from aioenv.envs import PettingZooEnv
+from tests.kits.compare import assert_same
 from tests.vector_env.multi_kit import Spread
-from tests.vector_env.spares_kit import MODES, PLAN, N, Told
+from tests.vector_env.spares_kit import MODES, PLAN, N, Told, plain
 
 modes = pytest.mark.parametrize("mode", MODES)
 
@@ -197,3 +200,33 @@ async def test_any_source_of_envs_has_spare_ones() -> None:
         await envs.reset()
         steps = [await envs.step(np.zeros((2, 1), np.float32)) for _ in range(8)]
         assert sum(step.truncated.all() for step in steps) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_dies_after_its_episode_takes_nothing_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The next episode is prepared in the other env: the slot needs no reset."""
+    settings = {"autoreset_mode": "NextStep", "seed_plan": PLAN}
+    runs = []
+    for kills in (False, True):
+        async with aioenv.AsyncVectorEnv([Told] * N, spare_envs=True, **settings) as envs:
+            await envs.reset()
+            steps = [await envs.step([1] * N)]
+            while not (steps[-1].terminated[0] or steps[-1].truncated[0]):
+                steps.append(await envs.step([1] * N))
+            if kills:
+                await kill(envs, 0)
+            steps += [await envs.step([1] * N) for _ in range(12)]
+            runs.append(steps)
+            if kills:
+                assert "the spare env of slot 0 is gone" in caplog.text
+    for got, expected in zip(*runs, strict=True):
+        assert_same(plain(got._asdict()), plain(expected._asdict()))
+
+
+async def kill(envs: aioenv.AsyncVectorEnv, worker: int) -> None:
+    """Kill a worker, and wait until its parent knows."""
+    pid = envs.workers[worker].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    while envs.workers[worker].state != "dead":
+        await asyncio.sleep(0)
