@@ -1,4 +1,4 @@
-"""`plan_workers`: assign episodes, scenes, displays, devices, ranks and seeds to the slots and workers of a vector env.
+"""`spread` slots over workers; `plan_workers` assigns them episodes, scenes, displays, devices, ranks and seeds.
 
 This is pure: nothing is started, and the same arguments give the same plan.
 """

@@ -74,10 +74,11 @@ class Dispatcher:
         episodes: counts episodes; None if they are not counted.
         spares: begins episodes in the second envs of slots; None if there are none.
         merger: merges the statistics that the envs share; None if they share none.
-        spares_cpu: whether there are CPUs that no worker needs. A worker that has replied polls for its next request.
+        has_idle_cpus: whether there are CPUs that no worker needs. A worker that has replied polls for its next
+            request.
         here: the only worker, if it is a thread of this process.
         in_thread: whether the workers are threads of this process.
-        plain_thread: the only worker, if it is such a thread, and nothing but the caller needs its results.
+        plain_thread: the only worker, if it is such a thread, and its results go to the caller alone; else None.
         fast: whether the reply to a step needs nothing but `_process_reply`: then it takes the fast path.
         shared_actions: the numbers of the action leaves that lie in shared memory.
     """
@@ -106,7 +107,7 @@ class Dispatcher:
         self.here = only if only is not None and only.thread_channel is not None else None
         self.in_thread = all(member.worker.thread_channel is not None for member in worker_pool.members)
         # threads of workers need the interpreter's lock, which a poll would hold
-        self.spares_cpu = not self.in_thread and len(worker_pool.members) < usable_cpus()
+        self.has_idle_cpus = not self.in_thread and len(worker_pool.members) < usable_cpus()
         shared_batches = worker_pool.shared_batches
         self.shared_actions = tuple(shared_batches[COPIED].actions) if shared_batches else ()
         self.history: SlotHistory | None = None
@@ -119,7 +120,7 @@ class Dispatcher:
         self.merger = StatsMerger(worker_pool) if any(not stats.live for stats in worker_pool.stats) else None
         if restart is not None:
             same_step = mode is AutoresetMode.SAME_STEP
-            num_envs = worker_pool.members[-1].stop
+            num_envs = worker_pool.num_envs
             self.history = SlotHistory(worker_pool, num_envs, state_size=state_size, same_step=same_step)
             recovery = WorkerRecovery(worker_pool, self.history, self.merger, resume=restart.resume)
             self.restarter = Restarter(
@@ -466,7 +467,7 @@ class Dispatcher:
 
     def poll(self, request: BatchRequest) -> None:
         """Poll for the replies to a request for a moment, if there is a CPU that no worker needs."""
-        if self.spares_cpu:
+        if self.has_idle_cpus:
             self._poller.wait(request.poll)
 
     def _process_reply(self, request: BatchRequest, part: WorkerRequest, payload: memoryview) -> bool:
@@ -545,9 +546,9 @@ class Dispatcher:
     def _give_up(self, worker: Worker, error: WorkerDied) -> None:
         """Note that a worker has ended for good."""
         if self.spares is not None:
-            alone = self.spares.is_spare(worker)
+            expendable = self.spares.is_expendable(worker)
             self.spares.note_death(worker)
-            if alone:
+            if expendable:
                 return
         self._fail(error)
 

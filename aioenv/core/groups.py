@@ -102,14 +102,20 @@ class WorkerGroup:
     # ------------------------------------------------------------ requests
 
     def step(
-        self, arrays: Arrays, objects: Objects, name: str, *, given: Sequence[Any] | None = None, waiting: bool = True
+        self,
+        arrays: Arrays,
+        objects: Objects,
+        name: str,
+        *,
+        action_list: Sequence[Any] | None = None,
+        waiting: bool = True,
     ) -> BatchRequest:
         """Send a step of all slots of the group.
 
         Args:
             arrays, objects: actions that were taken apart, one row a slot.
             name: the user's call, for errors.
-            given: one action a slot in their place, which its env gets as it is.
+            action_list: one action a slot in their place, which its env gets as it is.
             waiting: whether the caller awaits the request as a whole; else `recv` takes the results.
 
         Raises:
@@ -119,8 +125,8 @@ class WorkerGroup:
         scheduler = self._scheduler
         dispatcher = scheduler.dispatcher
         scheduler.table.check_send(self._index, name, reset=False)
-        if given is not None or objects or dispatcher.shared_actions or not (waiting or dispatcher.fast):
-            return self._submit(self._step_requests(arrays, objects, given), stepped=True, waiting=waiting)
+        if action_list is not None or objects or dispatcher.shared_actions or not (waiting or dispatcher.fast):
+            return self._submit(self._step_requests(arrays, objects, action_list), stepped=True, waiting=waiting)
         if not self._payloads:
             self._prepare_fast_path()
         if not waiting:
@@ -167,7 +173,7 @@ class WorkerGroup:
             raise
         return request
 
-    def _step_requests(self, arrays: Arrays, objects: Objects, given: Sequence[Any] | None) -> list[SentRequest]:
+    def _step_requests(self, arrays: Arrays, objects: Objects, action_list: Sequence[Any] | None) -> list[SentRequest]:
         shared = self._scheduler.dispatcher.shared_actions
         table = self._scheduler.worker_pool.definitions
         n = len(self.slots)
@@ -175,7 +181,7 @@ class WorkerGroup:
         sent, stop = [], 0
         for (_, mine), rows in zip(self._shares, self._rows, strict=True):
             start, stop = stop, stop + len(mine)
-            own = None if given is None else list(given[start:stop])
+            own = None if action_list is None else list(action_list[start:stop])
             payload = step_payload(rows, [column[start:stop] for column in objects], own, table)
             fixed = [view[start * size : stop * size] for view, size in sized]
             placed = {number: arrays[number][start:stop] for number in shared} if arrays else None

@@ -65,12 +65,12 @@ class InlineSteps:
         channel = self._worker.thread_channel
         return channel is not None and channel.steps_inline
 
-    def step(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
+    def step(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
         """Step all slots.
 
         Args:
             actions: a batch of actions.
-            given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
+            listed: whether `actions` is a list of one action a slot instead, which its env gets as it is.
 
         Returns:
             The result. Or, after an error or the end of the worker, the request that it has become. Or None, if nothing
@@ -80,9 +80,9 @@ class InlineSteps:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.step`.
         """
         channel, table = self._worker.thread_channel, self._table
-        if channel is None:
+        if channel is None or not channel.steps_inline:
             return None
-        each = actions if given else self._actions.take_apart(actions, self._num_envs)[0][0]
+        each = actions if listed else self._actions.take_apart(actions, self._num_envs)[0][0]
         table.check_send(_ALL, "step", reset=False)
         payload = channel.step(0, self._num_envs, each, None)
         if payload is None:

@@ -394,7 +394,7 @@ class WorkerRequest:
     Attributes:
         stop: the row at which its rows end.
         into: the memory that replies are read into, after a step and after a reset.
-        on_reply: handles its reply, where that is the same function for each step.
+        on_reply: handles its reply; None: the dispatcher makes it when the request is sent.
         fast_reply: the `PendingReply` of a step whose reply needs only to be counted; None if there is more to do.
         columns: columns of infos, with positions in the batch.
         objects: the object leaves of the observations, each of k objects.
@@ -405,7 +405,7 @@ class WorkerRequest:
         arrived: whether its reply is in.
         overflow: rows of the worker, and the bytes that did not fit into their checkpoints.
         render_updates: rows of the worker, and data beside their states that images of them need.
-        untaken: those of its rows that `recv` has not taken; None until they are ready for it.
+        untaken: those of its rows that `recv` has not taken; None until `recv` may take them.
     """
 
     __slots__ = (

@@ -112,7 +112,7 @@ class RequestScheduler:
     ) -> None:
         self.worker_pool = worker_pool
         self.images = images
-        self.num_envs = worker_pool.members[-1].stop
+        self.num_envs = worker_pool.num_envs
         self.actions = worker_pool.actions
         self.observations = worker_pool.observations
         self.single_action_space = worker_pool.single_action_space
@@ -175,31 +175,31 @@ class RequestScheduler:
 
     # ------------------------------------------------------------ whole batches
 
-    async def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
+    async def step(self, actions: Any, *, listed: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots that are not paused (see `AsyncVectorEnv.step`).
 
         Args:
             actions: a batch of actions.
-            given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
+            listed: whether `actions` is a list of one action a slot instead, which its env gets as it is.
             timeout_s: in place of the limit of all calls.
         """
-        if self.table.paused is not None and not given:
+        if self.table.paused is not None and not listed:
             return await self._active().step(actions, timeout_s)
         if self.inline is not None and timeout_s is None:
-            if (stepped := self.step_inline(actions, given=given)) is not None:
+            if (stepped := self.step_inline(actions, listed=listed)) is not None:
                 if not isinstance(stepped, StepResult):
                     return await self.outcome(stepped, self._step_result, timeout_s)
                 if perf_counter() - self._last_turn > YIELD_AFTER_S:
                     await self._yield_with_result(self.inline, stepped)
                 return stepped
-        request = await self.send_step(actions, given=given, timeout_s=timeout_s)
+        request = await self.send_step(actions, listed=listed, timeout_s=timeout_s)
         return await self.outcome(request, self._step_result, timeout_s)
 
-    def step_inline(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
+    def step_inline(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
         """Step all slots on this thread, if that is possible at the moment (see `InlineSteps.step`)."""
         if self.inline is None or self._abandoned or self.closing or self.table.paused is not None:
             return None
-        return self.inline.step(actions, given=given)
+        return self.inline.step(actions, listed=listed)
 
     async def _yield_with_result(self, inline: InlineSteps, result: StepResult) -> None:
         """Let the loop run other tasks while a result is in hand; a cancellation leaves it to `recv`."""
@@ -219,23 +219,23 @@ class RequestScheduler:
         """Whether this thread may use the envs: steps run here, and there is nothing in flight."""
         return self.inline is not None and self.inline.possible and not (self._abandoned or self.closing)
 
-    async def send_step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> BatchRequest:
+    async def send_step(self, actions: Any, *, listed: bool = False, timeout_s: float | None = None) -> BatchRequest:
         """Drain abandoned requests, then send a step; otherwise as `submit_step`."""
-        arrays, objects = ([], []) if given else self.actions.take_apart(actions, self.num_envs)
+        arrays, objects = ([], []) if listed else self.actions.take_apart(actions, self.num_envs)
         if self._abandoned:
             await self.drain(timeout_s)
         if timeout_s is None:
-            return self.everyone.step(arrays, objects, "step", given=actions if given else None)
+            return self.everyone.step(arrays, objects, "step", action_list=actions if listed else None)
         with self.dispatcher.off_this_thread():
-            return self.everyone.step(arrays, objects, "step", given=actions if given else None)
+            return self.everyone.step(arrays, objects, "step", action_list=actions if listed else None)
 
-    def submit_step(self, actions: Any, *, given: bool = False) -> BatchRequest:
+    def submit_step(self, actions: Any, *, listed: bool = False) -> BatchRequest:
         """Send a step of all slots, if `can_submit_step`; `step_outcome` or `step_result` gives its result.
 
         Args, Raises: as `step`.
         """
-        arrays, objects = ([], []) if given else self.actions.take_apart(actions, self.num_envs)
-        return self.everyone.step(arrays, objects, "step", given=actions if given else None)
+        arrays, objects = ([], []) if listed else self.actions.take_apart(actions, self.num_envs)
+        return self.everyone.step(arrays, objects, "step", action_list=actions if listed else None)
 
     @property
     def can_submit_step(self) -> bool:
@@ -361,7 +361,7 @@ class RequestScheduler:
             SlotError: if something went wrong in some slots; the value is its `partial`.
         """
         try:
-            if self.dispatcher.spares_cpu:
+            if self.dispatcher.has_idle_cpus:
                 if perf_counter() - self._last_turn > _TURN_S:
                     self._last_turn = perf_counter()
                     await asyncio.sleep(0)

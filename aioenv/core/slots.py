@@ -1,11 +1,12 @@
 """The state of every slot.
 
     IDLE ──send──▶ IN_FLIGHT ──reply──▶ READY ──recv──▶ IDLE
-      ▲               │  │
-      └──step, reset──┘  └ worker died ▶ DEAD
+      ▲               │
+      └──step, reset──┘
 
-The results of `step` and `reset` are handed out at once, without the state READY. An idle slot whose env has raised is
-FAILED. With autoreset disabled, a slot whose episode has ended may have to be reset. Both last until a reset of the
+The results of `step` and `reset` are handed out at once, without the state READY. A slot whose worker has died for good
+is DEAD, whatever its state was. FAILED is a mark of its own, beside the state: it is reported of an idle slot whose env
+has raised. With autoreset disabled, a slot whose episode has ended may have to be reset. Both last until a reset of the
 slot is sent.
 
 A slot may be paused in any state: it keeps its state, and is left out of whole batches.

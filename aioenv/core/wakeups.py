@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplyPoller", "WakeupCoalescer"]
 
-# The same worker must have been the last to reply so many steps in a row before the loop watches it alone. A wrong
+# The worker that was last to reply must be last so many more steps in a row before the loop watches it alone. A wrong
 # guess costs less than a right one saves in a step.
-_TIMES = 4
+_REPEATS = 4
 
 
 class WakeupCoalescer:
@@ -40,7 +40,7 @@ class WakeupCoalescer:
         self._requests: list[BatchRequest] = []  # the steps in flight, oldest first
         self._disabled: Sequence[ScatterChannel] = ()
         self._last: ScatterChannel | None = None  # the one that replied last
-        self._times = 0  # how many times in a row
+        self._repeats = 0  # how often it was last again, in a row
         self._looking = False
         for channel in channels:
             channel.on_read = self._on_read
@@ -51,7 +51,7 @@ class WakeupCoalescer:
         if requests:  # a request may be used again before its replies were noted
             requests[:] = [one for one in requests if one.open and one is not request]
         requests.append(request)
-        if self._times >= _TIMES and not self._disabled and self._owe_nothing_else():
+        if self._repeats >= _REPEATS and not self._disabled and self._owe_nothing_else():
             self._disabled = [channel for channel in self._channels if channel is not self._last]
             for channel in self._disabled:
                 channel.disable_reader()
@@ -75,9 +75,9 @@ class WakeupCoalescer:
         while requests and not requests[0].open:
             del requests[0]
         if channel is self._last:
-            self._times += 1
+            self._repeats += 1
         else:
-            self._last, self._times = channel, 0
+            self._last, self._repeats = channel, 0
 
     def _look(self, owed: int) -> None:
         """Read the replies of the other channels, after the last one has replied and owes so many more."""
@@ -98,7 +98,7 @@ class WakeupCoalescer:
     def wake(self) -> None:
         """Watch all channels again."""
         disabled, self._disabled = self._disabled, ()
-        self._last, self._times = None, 0
+        self._last, self._repeats = None, 0
         for channel in disabled:
             channel.enable_reader()
 

@@ -283,6 +283,7 @@ class WorkerPool:
     """Starts the workers of a vector env, and holds the settings, memory and spaces that they share.
 
     Attributes:
+        num_envs: the number of slots.
         members: the workers with their slots, in order.
         spares: the workers of the slots' second envs, in the same order; empty if there are none (see `SpareEnvs`).
         workers: all workers, in an order that does not change: those of the slots' second envs last.
@@ -344,6 +345,7 @@ class WorkerPool:
         spans, program = config.code.spans, config.code.program
         self.definitions = program.table
         self._stops = np.array([stop for _, stop in spans])
+        self.num_envs = spans[-1][1]
         self._placements = Placements(config.clusters, config.start_timeout_s)
         same: dict[Schema, Schema] = {}
         seen_warnings: set[str] = set()
@@ -468,7 +470,7 @@ class WorkerPool:
                 # with two envs a slot, the parent says which episode each of them begins
                 shared = not self._config.spares and not self._placements
                 self.reset_plan = ResetPlan(
-                    self.members[-1].stop,
+                    self.num_envs,
                     seeds,
                     options,
                     counts_shared=shared,
@@ -493,7 +495,7 @@ class WorkerPool:
             The number of the leaf.
         """
         self.single_observation_space = space
-        self.observation_space = batch_space(space, self.members[-1].stop)
+        self.observation_space = batch_space(space, self.num_envs)
         self.observations = Layout(space)
         path = "" if key is None else f"[{key!r}]"
         (number,) = (i for i, leaf in enumerate(self.received.leaves) if leaf.path == path)
@@ -537,7 +539,7 @@ class WorkerPool:
         if self._memory is None:
             return
         observations, actions = self.received, self.actions
-        num_envs, num_workers = self.members[-1].stop, len(self.members)
+        num_envs, num_workers = self.num_envs, len(self.members)
         shared_layout = choose_shared_layout(
             self._config.transport, observations, actions, num_envs, num_workers, self._config.num_shared_batches
         )
@@ -635,8 +637,8 @@ class WorkerPool:
                     d = d._replace(action_space=first.action_space)
                 descriptions.append(d)
             worker.description = None
-        first, spares = descriptions[0], descriptions[self.members[-1].stop :]
-        del descriptions[self.members[-1].stop :]
+        first, spares = descriptions[0], descriptions[self.num_envs :]
+        del descriptions[self.num_envs :]
         n = len(descriptions)
         self.metadata = {**first.metadata}
         if not self._config.vectorized:  # a vector env has a mode of its own

@@ -1,4 +1,4 @@
-"""The functions that a snapshot's pickles call in a worker to rebuild definitions, and `Unsendable`, a placeholder.
+"""Make classes and functions of a script again in a worker: what a snapshot's pickles call. `Unsendable` stands in.
 
 Classes are made empty and filled later, without the hooks that ran when their class statements did
 (`__init_subclass__`, `__set_name__`, metaclasses of the script). The effects of those hooks are part of the snapshot.

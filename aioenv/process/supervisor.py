@@ -51,11 +51,10 @@ class WorkerState(Enum):
     ::
 
         NEW ──start──▶ STARTING ──ready──▶ READY
-                          └──exit──▶ DEAD ◀──exit── READY, RESTARTING
-                                      └──restart──▶ RESTARTING ──ready──▶ READY
+        NEW, STARTING, READY, RESTARTING ──exit──▶ DEAD ──restart──▶ RESTARTING ──ready──▶ READY
         STARTING, READY, RESTARTING ──close──▶ CLOSING ──exit──▶ CLOSED ◀──close── NEW, DEAD
 
-    A READY worker that owes replies is reported as BUSY, or as DRAINING once no caller waits for them.
+    BUSY and DRAINING are only reported: so is a READY worker that owes replies, and one whose replies no caller awaits.
     """
 
     NEW = "new"

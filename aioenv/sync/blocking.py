@@ -68,15 +68,15 @@ class BlockingStepper:
         self.poller = ReplyPoller(scheduler.worker_pool.members if scheduler is not None and inline else ())
         portal.may_pause = self.poller.suffices if inline else None
 
-    def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
-        """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `given`)."""
+    def step(self, actions: Any, *, listed: bool = False, timeout_s: float | None = None) -> StepResult:
+        """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `listed`)."""
         if self.inline is not None and timeout_s is None:
-            done = self.step_inline(actions, given=given)
+            done = self.step_inline(actions, listed=listed)
             if isinstance(done, StepResult):
                 return done
-            step = BlockingStep(self, given, None, done)
+            step = BlockingStep(self, listed, None, done)
         else:
-            step = BlockingStep(self, given, check_timeout(timeout_s))
+            step = BlockingStep(self, listed, check_timeout(timeout_s))
         try:
             step.send(actions, finish=True)
             step.wait()
@@ -85,14 +85,14 @@ class BlockingStepper:
             raise
         return step.result()
 
-    def begin(self, actions: Any, *, given: bool = False) -> BlockingStep:
+    def begin(self, actions: Any, *, listed: bool = False) -> BlockingStep:
         """Send a step of all slots, and don't wait.
 
         Raises:
             Exception: as `step`, if the step could not be sent; `BlockingStep.result` raises other errors.
         """
-        done = self.step_inline(actions, given=given) if self.inline is not None else None
-        step = BlockingStep(self, given, None, done)
+        done = self.step_inline(actions, listed=listed) if self.inline is not None else None
+        step = BlockingStep(self, listed, None, done)
         try:
             step.send(actions, finish=False)
         except BaseException:
@@ -100,7 +100,7 @@ class BlockingStepper:
             raise
         return step
 
-    def step_inline(self, actions: Any, *, given: bool = False) -> StepResult | BatchRequest | None:
+    def step_inline(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
         """Step on the caller's thread, if the envs live in this process and their steps are short.
 
         Ctrl-C and other signals are held back until the step is over. If a handler raises then, `recv` has the result.
@@ -108,15 +108,15 @@ class BlockingStepper:
         Returns:
             The result; or the request that it has become, which was left to `recv`; or None, if nothing was done.
         """
-        return self.portal.run_while_idle(self._step_inline, actions, given)
+        return self.portal.run_while_idle(self._step_inline, actions, listed)
 
-    def _step_inline(self, actions: Any, given: bool) -> StepResult | BatchRequest | None:
+    def _step_inline(self, actions: Any, listed: bool) -> StepResult | BatchRequest | None:
         scheduler, stepped = self.scheduler, None
         assert scheduler is not None
         wait = self.envs._clock.envs.begin()
         try:
             with HeldSignals(*INTERRUPTING, twice=False):
-                stepped = scheduler.step_inline(actions, given=given)
+                stepped = scheduler.step_inline(actions, listed=listed)
                 if isinstance(stepped, BatchRequest):
                     scheduler.leave(stepped)
         except BaseException:
@@ -183,13 +183,13 @@ class BlockingStep:
     def __init__(
         self,
         stepper: BlockingStepper,
-        given: bool,
+        listed: bool,
         timeout_s: float | None,
         done: StepResult | BatchRequest | None = None,
     ) -> None:
         self._portal, self._envs, self._poller = stepper.portal, stepper.envs, stepper.poller
         self._scheduler = stepper.scheduler
-        self._given = given
+        self._listed = listed
         self._timeout_s = timeout_s
         self._request: BatchRequest | None = None  # sent, and left to `recv`
         self._call: PortalCall | None = None  # runs on the loop: the whole step, or the wait for the request
@@ -208,11 +208,11 @@ class BlockingStep:
         if self._request is not None or self._ended_inline:
             return
         if not finish:
-            sent = self._portal.call(_send_step, self._envs, actions, self._given)
+            sent = self._portal.call(_send_step, self._envs, actions, self._listed)
             if sent is not None:
                 self._request, self._future = sent
                 return
-        self._call = self._portal.prepare(_step, self._envs, actions, self._given, self._timeout_s)
+        self._call = self._portal.prepare(_step, self._envs, actions, self._listed, self._timeout_s)
         self._call.post()
         if not finish:  # the caller may change the actions only after they were sent
             self._call.wait_started()
@@ -221,7 +221,7 @@ class BlockingStep:
         scheduler = self._scheduler
         if scheduler is None or not scheduler.can_submit_step or self._envs.closed:
             return
-        request = scheduler.submit_step(actions, given=self._given)
+        request = scheduler.submit_step(actions, listed=self._listed)
         self._request, self._future = request, request.done
         if not finish or not self._finish_inline(scheduler, request, signals):
             scheduler.leave(request)
@@ -322,20 +322,20 @@ def _scheduler_of(envs: AsyncVectorEnv) -> RequestScheduler:
     return backend
 
 
-async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: float | None) -> StepResult:
-    if given:
-        return await _scheduler_of(envs).step(actions, given=True, timeout_s=timeout_s)
+async def _step(envs: AsyncVectorEnv, actions: Any, listed: bool, timeout_s: float | None) -> StepResult:
+    if listed:
+        return await _scheduler_of(envs).step(actions, listed=True, timeout_s=timeout_s)
     return await envs.step(actions, timeout_s=timeout_s)
 
 
 async def _send_step(
-    envs: AsyncVectorEnv, actions: Any, given: bool
+    envs: AsyncVectorEnv, actions: Any, listed: bool
 ) -> tuple[BatchRequest, asyncio.Future[None]] | None:
     """Send a step, and leave it to `recv`. If slots are paused, send nothing, and return None."""
     scheduler = _scheduler_of(envs)
     if scheduler.table.paused is not None:
         return None
-    request = await scheduler.send_step(actions, given=given)
+    request = await scheduler.send_step(actions, listed=listed)
     scheduler.leave(request)
     return request, request.done
 
@@ -539,9 +539,6 @@ class BlockingTrace:
         return repr(self._trace)
 
 
-# ---------------------------------------------------------------- signatures
-
-
 class BlockingViewer:
     """The page of a run (see `Viewer`), for blocking code; a context manager.
 
@@ -595,6 +592,9 @@ class BlockingViewer:
 
     def _repr_html_(self) -> str:
         return self._watch._repr_html_()
+
+
+# ---------------------------------------------------------------- signatures
 
 
 def signed(theirs: Callable[..., Any]) -> Callable[[F], F]:

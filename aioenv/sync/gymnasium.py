@@ -277,11 +277,11 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             WorkerDied: if the worker of the last slot that failed has ended.
         """
         self._check_free("step_async")
-        actions, given = self._prepare_actions(actions)
+        actions, listed = self._prepare_actions(actions)
         if self._sleep_detector is None:
-            return self._translate_errors(lambda: self._stepper.step(actions, given=given))
+            return self._translate_errors(lambda: self._stepper.step(actions, listed=listed))
         began = perf_counter()
-        result = self._translate_errors(lambda: self._stepper.step(actions, given=given))
+        result = self._translate_errors(lambda: self._stepper.step(actions, listed=listed))
         if not self._sleep_detector.record(perf_counter() - began):
             self._sleep_detector = None
         return result
@@ -296,8 +296,8 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             TypeError: if `actions` is no batch.
         """
         self._check_free("step_async")
-        actions, given = self._prepare_actions(actions)
-        self._pending = self._translate_errors(lambda: self._stepper.begin(actions, given=given))
+        actions, listed = self._prepare_actions(actions)
+        self._pending = self._translate_errors(lambda: self._stepper.begin(actions, listed=listed))
         self._state = AsyncState.WAITING_STEP
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
@@ -508,8 +508,8 @@ class SyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[O
             ResetNeededError: if an episode is over and `autoreset_mode` is `AutoresetMode.DISABLED`.
         """
         self._assert_is_running()
-        actions, given = self._prepare_actions(actions)
-        return self._translate_errors(lambda: self._stepper.step(actions, given=given))
+        actions, listed = self._prepare_actions(actions)
+        return self._translate_errors(lambda: self._stepper.step(actions, listed=listed))
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute.

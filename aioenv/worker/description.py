@@ -1,4 +1,4 @@
-"""Check the env that a factory has made, and describe it to the parent: spaces, spec, model, checkpoints, metadata."""
+"""Check the env that a factory has made, time its step if asked, and describe it to the parent: spaces, spec, model."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from aioenv import speedups
 from aioenv.cli import contenders
 from aioenv.cli.contenders import NotApplicable, Workload
 from aioenv.process.launch import START_METHODS

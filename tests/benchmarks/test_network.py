@@ -11,7 +11,7 @@ import pytest
 from aioenv.cli.contenders import NotApplicable, Workload, run_contender
 from aioenv.platform import usable_cpus
 from benchmarks import cluster, goals, tables
-from benchmarks.delayed_rollouts import DELAYED_KEYS, LOSS
+from benchmarks.delayed_rollouts import DELAYED_KEYS
 from benchmarks.metrics import METRICS, REGISTRY
 from benchmarks.network import (
     DELAYS_MS,

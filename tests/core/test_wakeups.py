@@ -71,7 +71,7 @@ async def stepped(envs, last: int):
     coalescer = envs._backend.dispatcher._wakeups
     coalescer.wake()
     while not coalescer._disabled:  # again if the other one was last
-        coalescer._last, coalescer._times = coalescer._channels[last], wakeups._TIMES
+        coalescer._last, coalescer._repeats = coalescer._channels[last], wakeups._REPEATS
         await envs.step([GO, GO])
     assert [channel._reader_enabled for channel in coalescer._channels] == [slot == last for slot in range(2)]
     return coalescer
@@ -256,7 +256,7 @@ async def test_readers_are_disabled_while_groups_of_a_rollout_step(gates, late):
             nonlocal gate
             disabled.append(bool(coalescer._disabled))
             if not disabled[-1]:
-                coalescer._last, coalescer._times = coalescer._channels[1], wakeups._TIMES
+                coalescer._last, coalescer._repeats = coalescer._channels[1], wakeups._REPEATS
             actions = np.full(len(obs), GO)
             if gate is None and len(disabled) > 10 and disabled[-1]:  # one of this group waits, none of the other
                 actions[late] = WAIT
@@ -283,9 +283,9 @@ async def test_an_unread_reply_to_a_cancelled_rollout_is_not_lost(gates):
             asked += 1
             if asked == 20:
                 coalescer.wake()
-                coalescer._last, coalescer._times = (
+                coalescer._last, coalescer._repeats = (
                     coalescer._channels[1],
-                    wakeups._TIMES,
+                    wakeups._REPEATS,
                 )  # from this step on worker 0 is not read
                 waits.set()
             return np.array([GO, WAIT if asked == 19 else GO])
@@ -437,7 +437,7 @@ class Two:
 
     def disable_first(self) -> None:
         """Step until the reader of the first channel is disabled."""
-        for _ in range(wakeups._TIMES + 2):
+        for _ in range(wakeups._REPEATS + 2):
             assert self.first.reader_enabled and self.second.reader_enabled
             self.run(self.first, self.second)
         self.begin()
@@ -476,12 +476,12 @@ def test_the_reader_of_a_worker_that_owes_a_call_stays_enabled():
 
 def test_the_reader_of_a_worker_that_owes_a_call_between_groups_stays_enabled():
     two = Two()
-    for _ in range(wakeups._TIMES + 1):
+    for _ in range(wakeups._REPEATS + 1):
         two.run(two.first, two.second)
     one, another = two.begin(), two.begin()
     two.coalescer.wake()
     two.reply(two.first)
-    two.coalescer._last, two.coalescer._times = two.second, wakeups._TIMES
+    two.coalescer._last, two.coalescer._repeats = two.second, wakeups._REPEATS
     two.first.requests.pending["a call"] = SimpleNamespace(open=1), SimpleNamespace()
     two.reply(two.second)
     third = two.begin()
@@ -497,7 +497,7 @@ def test_the_reader_of_a_late_worker_is_enabled_again():
     two.reply(two.second)
     assert two.first.reader_enabled and late.open == 1 and two.first.polls == 1
     two.reply(two.first)
-    assert late.open == 0 and two.coalescer._last is two.first and two.coalescer._times == 0
+    assert late.open == 0 and two.coalescer._last is two.first and two.coalescer._repeats == 0
 
 
 def test_steps_of_groups_follow_each_other():
@@ -521,7 +521,7 @@ def test_steps_of_groups_follow_each_other():
 def test_readers_are_disabled_while_other_groups_are_in_flight():
     two = Two()
     steps = [two.begin()]
-    for _ in range(wakeups._TIMES + 2):
+    for _ in range(wakeups._REPEATS + 2):
         steps.append(two.begin())
         two.reply(two.first, two.second)
     assert not two.first.reader_enabled

@@ -265,7 +265,8 @@ def test_what_was_seen_in_a_step_that_was_dropped_counts_once(tmp_path):
     """Slot 0 has seen the step after it, too, in which slot 1 dies with it."""
 
     async def play(envs, kill):
-        envs._check_running().dispatcher.spares_cpu = False  # who polls may have the result before it can be cancelled
+        # who polls may have the result before it can be cancelled
+        envs._check_running().dispatcher.has_idle_cpus = False
         step = asyncio.ensure_future(envs.step([0, 0]))
         while not envs.outstanding:
             await asyncio.sleep(0)
