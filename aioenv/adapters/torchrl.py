@@ -1,8 +1,8 @@
-"""A TorchRL `EnvBase` over a blocking vector env: batched, with partial resets and partial steps."""
+"""A TorchRL `EnvBase` over a blocking vector env: batched, with partial and asynchronous resets and steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ except ImportError as exc:
     raise ImportError("aioenv.adapters.torchrl needs TorchRL: pip install torchrl") from exc
 
 from aioenv.adapters.torch import TorchVectorEnv, check_blocking
+from aioenv.adapters.torchrl_async import AsyncRequests, Kind
+from aioenv.core.results import Ready
 
 __all__ = ["AioEnv"]
 
@@ -33,6 +35,20 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
     TorchRL resets the slots whose episodes are over, by "_reset"; so `("next", "observation")` is always what the
     action led to. A masked step (`break_when_all_done=True`) steps the other slots alone.
 
+    The calls of TorchRL's `AsyncEnvPool` step and reset slots each in its own time::
+
+        env.async_reset_send()
+        root = env.async_reset_recv(min_get=4)
+        while training:
+            env.async_step_and_maybe_reset_send(policy(root))
+            data, root = env.async_step_and_maybe_reset_recv(min_get=4)
+
+    They go to the slots of `env_index`, or to those that the tensordict has as "env_index", a batch size of as many.
+    Results have "env_index" as int64, and are ordered by it. `recv` waits for `min_get` slots (None: the attribute) and
+    returns all that have arrived, at most `max_get`; with `timeout` it waits so many seconds for more. With an int as
+    `env_index`, requests have no batch size, and `recv` with that `env_index` waits for its result. Transforms around
+    this have no part in it, as with `AsyncEnvPool`.
+
     Keys and specs are those of `GymEnv`: "observation" (or the keys of a Dict space), "action", "reward", "done",
     "terminated", "truncated". Rewards are float32 of shape `(num_envs, 1)`. Infos are not in the tensordicts.
 
@@ -45,6 +61,8 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
 
     Attributes:
         envs: the `TorchVectorEnv` over the vector env.
+        num_envs: the number of slots.
+        min_get: how many slots the asynchronous calls wait for, if they are not told; 1.
 
     Raises:
         TypeError: if `envs` is no vector env, or an asynchronous one.
@@ -65,10 +83,10 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         if not isinstance(single, _ARRAYS):
             raise ValueError(f"single_action_space: expected an array, got {single}")
         device = torch.device("cpu" if device is None else device)
-        n = envs.num_envs
+        self.num_envs = n = envs.num_envs
+        self.min_get = 1
         super().__init__(device=device, batch_size=[n])
         self.envs = TorchVectorEnv(envs, device, obs_dtype=obs_dtype, reward_dtype=torch.float32)
-        self._actions = (n, *(single.shape or ())), _start(single)
         self._obs_space = envs.single_observation_space
         obs = _obs_spec(envs.single_observation_space, obs_dtype, device)
         if not isinstance(obs, Composite):
@@ -81,22 +99,29 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         self.done_spec = Composite(
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,), device=device
         )
-        self._seeded: int | None = None
-        self._last: dict[str, Any] = {}  # by key, what the slots returned last
+        self._single_action = single, action
+        self._seeds: dict[int, int] = {}  # of the next resets
+        self._last: dict[str, Any] | None = {}  # by key, what the slots returned last; None: not known
+        self._requests = AsyncRequests(self.envs, self._numpy_actions, self._next_of, self.step_mdp, self._seeds)
 
     def _set_seed(self, seed: int | None) -> None:
-        """Seed the next reset of all slots: slot i with `seed + i`."""
-        self._seeded = seed
+        """Seed the next reset of each slot: slot i with `seed + i`."""
+        self._seeds.clear()
+        if seed is not None:
+            self._seeds.update({slot: seed + slot for slot in range(self.num_envs)})
 
     def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
         """Reset all slots, or those of "_reset"."""
+        self._check_idle("reset")
         mask = None if tensordict is None else tensordict.get("_reset", None)
         options = dict(kwargs.get("options") or {})
-        if mask is None or bool(mask.all()) or not self._last:
-            seed, self._seeded = kwargs.get("seed", self._seeded), None
-            obs = self.envs.reset(seed=seed, options=options or None).obs
+        if mask is None or bool(mask.all()) or self._last == {}:
+            seeds = [self._seeds.get(slot) for slot in range(self.num_envs)] if self._seeds else None
+            obs = self.envs.reset(seed=kwargs.get("seed", seeds), options=options or None).obs
+            self._seeds.clear()
             self._last = self._flags(torch.zeros(self.batch_size, dtype=torch.bool, device=self.device))
         else:
+            self._last = self._known_last("a reset of some envs")
             mask = mask.reshape(self.batch_size)
             obs = self.envs.reset(options={**options, "reset_mask": mask.cpu().numpy()}).obs
             flags = ("done", "terminated", "truncated")
@@ -106,21 +131,118 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
 
     def _step(self, tensordict: Any) -> Any:
         """Step all slots, or those of "_step"."""
-        shape, start = self._actions
-        actions = self.action_spec.to_numpy(tensordict.get("action"), safe=False).reshape(shape) + start
+        self._check_idle("step")
+        actions = self._numpy_actions(tensordict)
         mask = tensordict.get("_step", None)
         if mask is None or bool(mask.all()):
-            obs, reward, terminated, truncated, _ = self.envs.step(actions)
-            last = {**self._by_key(obs), **self._flags(terminated, truncated), "reward": reward.unsqueeze(-1)}
+            last = self._results(*self.envs.step(actions))
         else:
+            old = _without(self._known_last("a step of some envs"), "reward")
+            old["reward"] = torch.zeros(*self.batch_size, 1, device=self.device)
             rows = np.flatnonzero(mask.reshape(self.batch_size).cpu().numpy())
             self.envs.send(actions[rows], rows)
-            _, obs, reward, terminated, truncated, _ = self.envs.recv(min_slots=len(rows))
-            new = {**self._by_key(obs), **self._flags(terminated, truncated), "reward": reward.unsqueeze(-1)}
-            old = {"reward": torch.zeros(*self.batch_size, 1, device=self.device), **_without(self._last, "reward")}
-            last = {key: _put(old[key], rows, value) for key, value in new.items()}
+            _, *new = self.envs.recv(min_slots=len(rows))
+            last = {key: _put(old[key], rows, value) for key, value in self._results(*new).items()}
         self._last = last
         return TensorDict(last, batch_size=self.batch_size, device=self.device)
+
+    def _check_idle(self, what: str) -> None:
+        if self._requests.pending:
+            raise RuntimeError(f"{what}: there are results of asynchronous calls, which must be received first")
+
+    def _known_last(self, what: str) -> dict[str, Any]:
+        if self._last is None:
+            raise RuntimeError(f"{what}: after asynchronous calls reset all envs first")
+        return self._last
+
+    def _numpy_actions(self, tensordict: Any) -> Any:
+        space, spec = self._single_action
+        actions = tensordict.get("action", None)
+        if actions is None:
+            raise KeyError('"action": it is missing in the tensordict')
+        return spec.to_numpy(actions, safe=False).reshape(len(actions), *(space.shape or ())) + _start(space)
+
+    def _results(self, obs: Any, reward: Any, terminated: Any, truncated: Any, _: Any) -> dict[str, Any]:
+        return {**self._by_key(obs), **self._flags(terminated, truncated), "reward": reward.unsqueeze(-1)}
+
+    def _next_of(self, ready: Ready) -> Any:
+        slots, *results = ready
+        return TensorDict(self._results(*results), batch_size=[len(slots)], device=self.device)
+
+    # ------------------------------------------------------------ some slots, each in its own time
+
+    def async_step_send(self, tensordict: Any, env_index: int | Sequence[int] | None = None) -> None:
+        """Step some slots, without waiting.
+
+        Raises:
+            RuntimeError: if results of one of them were not received. Nothing was sent.
+            ValueError: if no slots are named, or the batch size is not their number.
+            ActionError, ResetNeededError, WorkerDied: as `AsyncVectorEnv.send`.
+        """
+        self._send("step", tensordict, env_index)
+
+    def async_step_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return steps: the tensordicts that were sent, with "next".
+
+        Raises:
+            RuntimeError: if fewer slots than `min_get` have such requests.
+            ValueError: if `max_get` is less than `min_get`, or a number is out of range.
+            TimeoutError: if fewer than `min_get` have arrived after `timeout` seconds. No result is lost.
+            EnvError, WorkerDied: if slots failed, which must be reset. Results of others are not lost.
+        """
+        return self._recv("step", min_get, env_index, max_get, timeout)[0]
+
+    def async_step_and_maybe_reset_send(self, tensordict: Any, env_index: int | Sequence[int] | None = None) -> None:
+        """Step some slots, and reset those whose episodes are over, without waiting; otherwise as `async_step_send`."""
+        self._send("step_and_maybe_reset", tensordict, env_index)
+
+    def async_step_and_maybe_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> tuple[Any, Any]:
+        """Return steps, and the roots of the next ones; otherwise as `async_step_recv`.
+
+        A slot whose episode is over comes when it is reset.
+        """
+        step, root = self._recv("step_and_maybe_reset", min_get, env_index, max_get, timeout)
+        return step, root
+
+    def async_reset_send(self, tensordict: Any = None, env_index: int | Sequence[int] | None = None) -> None:
+        """Reset some slots, without waiting; all, if neither argument is given; otherwise as `async_step_send`."""
+        self._send("reset", tensordict, env_index)
+
+    def async_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return first observations; otherwise as `async_step_recv`."""
+        return self._recv("reset", min_get, env_index, max_get, timeout)[0]
+
+    def _send(self, kind: Kind, tensordict: Any, env_index: int | Sequence[int] | None) -> None:
+        self._requests.send(kind, tensordict, env_index)
+        self._last = None
+
+    def _recv(
+        self, kind: Kind, min_get: int | None, env_index: int | None, max_get: int | None, timeout: float | None
+    ) -> tuple[Any, ...]:
+        return self._requests.recv(kind, self.min_get if min_get is None else min_get, env_index, max_get, timeout)
+
+    # ------------------------------------------------------------ keys
 
     def _flags(self, terminated: Any, truncated: Any = None) -> dict[str, Any]:
         terminated = terminated.unsqueeze(-1)
