@@ -4,6 +4,9 @@ A rollout travels as the raw buffers of its arrays, in the fixed part of the rep
 The parent allocates the buffers before it asks, with the sizes that the rollout before had. If the rollout has others
 (as the first one has: none are known before the policy was called), the reply names them, and has no fixed part. The
 parent then fetches the buffers by another COLLECT.
+
+A collector of this machine copies large buffers into a block of shared memory, which the request names. The arrays of
+the rollout are those over the block. It is used again once none of them is left.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from aioenv.collector.weights import Spans
 from aioenv.definitions.table import DefinitionTable
 from aioenv.ipc.frames import Buffer
 from aioenv.ipc.messages import Failure, dump, load
+from aioenv.ipc.shared_data import ALIGNMENT
 from aioenv.rollout.recorder import Infos, Rollout
 
 __all__ = [
@@ -26,6 +30,8 @@ __all__ = [
     "CollectReply",
     "CollectRequest",
     "DumpedRollout",
+    "block_size",
+    "buffers_in",
     "dump_rollout",
     "load_rollout",
     "new_buffers",
@@ -58,6 +64,8 @@ class CollectRequest(NamedTuple):
         weights_spans: see `DumpedWeights`.
         shared: the number of the shared data (see `worker_context.take_data`); None: there are none.
         fetch: the request whose rollout is to be sent; None: collect one.
+        block: the offset and the size of a block of shared memory, to write buffers of `sizes` into; None: the reply is
+            to have them.
     """
 
     sizes: tuple[int, ...] | None
@@ -66,6 +74,7 @@ class CollectRequest(NamedTuple):
     weights_spans: Spans = ()
     shared: int | None = None
     fetch: int | None = None
+    block: tuple[int, int] | None = None
 
 
 class CollectReply(NamedTuple):
@@ -74,6 +83,7 @@ class CollectReply(NamedTuple):
     Attributes:
         rollout: its pickle; empty if there is none.
         sizes: the sizes of its buffers, in bytes.
+        in_block: whether its buffers are in the block that the request names.
         infos: a pickle of the infos that are not empty, by step; empty if all are.
         has_final_obs: see `Rollout`.
         episodes: by slot, how many episodes of the plan of resets were begun; None: there is no plan.
@@ -86,6 +96,7 @@ class CollectReply(NamedTuple):
 
     rollout: bytes = b""
     sizes: tuple[int, ...] = ()
+    in_block: bool = False
     infos: bytes = b""
     has_final_obs: bool = True
     episodes: list[int] | None = None
@@ -131,6 +142,20 @@ def dump_rollout(rollout: Rollout, table: DefinitionTable | None) -> DumpedRollo
 def new_buffers(sizes: Sequence[int]) -> list[memoryview]:
     """Allocate buffers of these sizes."""
     return [memoryview(np.empty(size, np.uint8)) for size in sizes]  # type: ignore[arg-type]
+
+
+def block_size(sizes: Sequence[int]) -> int:
+    """Return how many bytes buffers of these sizes take in shared memory."""
+    return sum(size + -size % ALIGNMENT for size in sizes)
+
+
+def buffers_in(memory: Any, sizes: Sequence[int]) -> list[memoryview]:
+    """Return the buffers of these sizes in a block of shared memory; both sides find the same ones."""
+    view, begin, buffers = memoryview(memory).cast("B"), 0, []
+    for size in sizes:
+        buffers.append(view[begin : begin + size])
+        begin += size + -size % ALIGNMENT
+    return buffers
 
 
 def load_rollout(kind: type[Rollout], reply: CollectReply, buffers: Sequence[memoryview]) -> Rollout:

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from aioenv.collector.collect_requests import Begin, CollectReply, CollectRequest, load_rollout, new_buffers
+from aioenv.collector.collect_requests import (
+    Begin,
+    CollectReply,
+    CollectRequest,
+    block_size,
+    buffers_in,
+    load_rollout,
+    new_buffers,
+)
 from aioenv.collector.collected import CollectedRollout, CollectorStats
 from aioenv.collector.collector_service import CollectorSpaces
 from aioenv.collector.weights import DumpedWeights, dump_weights, shared_spans
@@ -21,6 +29,7 @@ from aioenv.core.worker_pool import all_of
 from aioenv.definitions.table import DefinitionTable
 from aioenv.errors import AioenvError, PolicyError, SlotError, SpaceMismatchError, WireError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
+from aioenv.ipc.memory import MemoryBlocks, SharedMemory
 from aioenv.ipc.messages import Failure, dump, dump_code, load
 from aioenv.process.async_resource import gather_internal, wait_through_cancel
 from aioenv.process.remote import Placements, SharedData
@@ -33,6 +42,8 @@ __all__ = ["Collector", "CollectorPool"]
 _MEANING = "its rollout is collected again, from new episodes"
 # how long an iteration in sync mode waits for `update` before it says so, in seconds
 _UPDATE_WARNING_S = 5.0
+# rollouts of fewer bytes travel in messages: that takes as long
+_BLOCK_BYTES = 1 << 20
 
 _log = logging.getLogger("aioenv.collector")
 
@@ -78,6 +89,7 @@ class CollectorPool:
         self._restart = restart
         self._restarter: Restarter | None = None
         self._closing = False
+        self._memory: SharedMemory | None = None  # of collectors of this machine
         self._weights: DumpedWeights | None = None  # the newest
         self._round_weights: DumpedWeights | None = None  # in sync mode, those of this round
         self._rounds_begun = False  # whether any round has begun, in sync mode
@@ -99,6 +111,7 @@ class CollectorPool:
         workers = self.workers
         try:
             await self._placements.start()
+            self._share_memory()
             await all_of(worker.start() for worker in workers)
             self._agree()
         except GeneratorExit:  # its loop was closed
@@ -108,6 +121,7 @@ class CollectorPool:
             await wait_through_cancel(gather_internal(*(worker.close_now() for worker in workers)))
             await self._placements.close()
             self._release()
+            self._free_memory()
             raise
         if self._restart is None:
             self._release()
@@ -117,6 +131,22 @@ class CollectorPool:
         )
         for worker in workers:
             worker.on_death = self._on_death
+
+    def _share_memory(self) -> None:
+        """Make memory for the rollouts of collectors of this machine."""
+        here = [collector for collector in self._collectors if self._placements.of(collector.worker.index) is None]
+        if here:
+            self._memory = SharedMemory.create()
+        for collector in here:
+            collector.worker.memory, collector.blocks = self._memory, MemoryBlocks(self._memory)
+
+    def _free_memory(self) -> None:
+        """Release shared memory; it is freed with the last rollout in it."""
+        for collector in self._collectors:
+            collector.worker.memory = None
+            collector.blocks.clear()
+        if self._memory is not None:
+            self._memory.close()
 
     def _agree(self) -> None:
         """Find the spaces that all collectors share.
@@ -149,6 +179,7 @@ class CollectorPool:
                 await gather_internal(*(worker.close(0.0 if worker.busy else grace_s) for worker in self.workers))
             finally:
                 self._release()
+                self._free_memory()
                 await self._placements.close()
 
     def abandon(self) -> None:
@@ -160,6 +191,7 @@ class CollectorPool:
             worker.abandon()
         self._placements.abandon()
         self._release()
+        self._free_memory()
 
     def _release(self) -> None:
         """Release rollouts, timers, and the snapshot of the code, since no collector is started from it any more."""
@@ -314,7 +346,15 @@ class CollectorPool:
             else:
                 spans = shared_spans(weights, shared)
                 request = request._replace(weights=weights.data, weights_spans=spans, shared=shared.number)
-        buffers = None if collector.sizes is None else new_buffers(collector.sizes)
+        buffers = task.buffers = None
+        if collector.sizes is not None:
+            size = block_size(collector.sizes)
+            block = collector.blocks.take(size) if size >= _BLOCK_BYTES else None
+            if block is None:
+                buffers = new_buffers(collector.sizes)
+            else:
+                task.buffers = buffers_in(block.buffer, collector.sizes)
+                request = request._replace(block=(block.offset, block.size))
         task.restarted |= collector.fresh and collector.has_sent
         try:
             task.request = collector.worker.submit(
@@ -361,10 +401,13 @@ class CollectorPool:
             collector.open.remove(task)
             self._wake()
             return
-        if reply.sizes and not outcome.fixed:
+        if reply.in_block:
+            assert task.buffers is not None
+            self._deliver(collector, task, reply, task.buffers)
+        elif reply.sizes and not outcome.fixed:
             self._fetch(collector, task, reply)
-            return
-        self._deliver(collector, task, reply, outcome.fixed)
+        else:
+            self._deliver(collector, task, reply, outcome.fixed)
 
     def _fetch(self, collector: Collector, task: _Task, reply: CollectReply) -> None:
         """Ask for the buffers of a rollout whose sizes were not known."""
@@ -402,6 +445,7 @@ class CollectorPool:
         self._close_task(collector, task, _Lost(collector, error))
 
     def _close_task(self, collector: Collector, task: _Task, item: CollectedRollout | _Lost) -> None:
+        task.buffers = None
         collector.open.remove(task)
         collector.untaken += 1
         self._ready.append(item)
@@ -449,11 +493,13 @@ class _Task:
         request: the id of the request.
         version: of the weights that it is made with.
         restarted: see `CollectedRollout`.
+        buffers: those in shared memory that it is written to; None: it travels in messages.
     """
 
     def __init__(self) -> None:
         self.request = -1
         self.version = 0
+        self.buffers: list[memoryview] | None = None
         self.restarted = False
 
 
@@ -484,6 +530,7 @@ class Collector:
             refused the last ones, or lacks them.
         lacked: the pickle of weights that its cluster could not share with it; None: there were none.
         sizes: of the buffers of its last rollout, in bytes; None: there was none yet.
+        blocks: of shared memory, for its rollouts.
         policy_s: how long its policy ran, in seconds.
     """
 
@@ -498,6 +545,7 @@ class Collector:
         self.weights: bytes | None = b""
         self.lacked: bytes | None = None
         self.sizes: tuple[int, ...] | None = None
+        self.blocks = MemoryBlocks(None)
         self.policy_s = 0.0
         self._seed = seed
         self._episodes: list[int] | None = None  # of the plan, by slot

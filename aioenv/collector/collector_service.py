@@ -15,12 +15,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from aioenv.collector.collect_requests import Begin, CollectReply, CollectRequest, DumpedRollout, dump_rollout
+from aioenv.collector.collect_requests import (
+    Begin,
+    CollectReply,
+    CollectRequest,
+    DumpedRollout,
+    buffers_in,
+    dump_rollout,
+)
 from aioenv.collector.weights import load_weights
 from aioenv.creator import EnvCreator
 from aioenv.definitions.table import current_table
 from aioenv.errors import EnvError, SlotError, WorkerDied, WorkerStartError
-from aioenv.ipc.frames import Frame, Header, Kind
+from aioenv.ipc.frames import Buffer, Frame, Header, Kind
 from aioenv.ipc.messages import Failure, dump, load
 from aioenv.make import make_vec, new_event_loop
 from aioenv.native_vector_env import NativeVectorEnv
@@ -29,7 +36,7 @@ from aioenv.rollout.rollout import Policy, has_parameter
 from aioenv.spaces.layout import packed
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.service import PartialStep, Reply, StartFailed, describe_failure
-from aioenv.worker.worker_context import take_data
+from aioenv.worker.worker_context import BlockMapper, take_data
 
 __all__ = ["CollectorService", "CollectorSpaces", "Recipe", "make_share"]
 
@@ -109,6 +116,7 @@ class CollectorService:
         self._begin_next: Begin | None = None  # the resets before the next rollout
         self._lacks_weights = False  # whether the last weights could not be had, or were refused
         self._held: dict[int, DumpedRollout] = {}  # rollouts that are yet to be fetched, by request
+        self._blocks = BlockMapper()
         self._loop = new_event_loop()
         self._envs: AsyncVectorEnv | None = None
         self._task: asyncio.Task[Rollout] | None = None  # the rollout that is being collected
@@ -231,15 +239,29 @@ class CollectorService:
         reply = CollectReply(
             dumped.rollout,
             sizes,
-            dumped.infos,
-            dumped.has_final_obs,
-            self._episodes(),
+            infos=dumped.infos,
+            has_final_obs=dumped.has_final_obs,
+            episodes=self._episodes(),
             policy_s=self._policy_s,
             finished=self._finished,
         )
-        if sizes != request.sizes:
+        block = request.block
+        fixed: Sequence[Buffer] = dumped.buffers if sizes == request.sizes and block is None else ()
+        if sizes == request.sizes and block is not None and self._write(dumped.buffers, sizes, block):
+            reply = reply._replace(in_block=True)
+        elif sizes and not fixed:
             self._held[frame.request] = dumped
-        return Reply(dumped.buffers if sizes == request.sizes else (), dump(reply, self._table))
+        return Reply(fixed, dump(reply, self._table))
+
+    def _write(self, buffers: Sequence[Buffer], sizes: Sequence[int], block: tuple[int, int]) -> bool:
+        """Copy buffers into a block of shared memory; return False if it can't be mapped."""
+        try:
+            memory = self._blocks.map(*block)
+        except OSError:
+            return False
+        for there, buffer in zip(buffers_in(memory, sizes), buffers, strict=True):
+            there[:] = buffer
+        return True
 
     async def _collect(self) -> Rollout:
         begin, self._begin_next = self._begin_next, None

@@ -9,11 +9,22 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 import weakref
 from functools import cache
+from sys import getrefcount
 from typing import Any
 
-__all__ = ["AVAILABLE", "CurrentRow", "SharedMemory", "check_transport", "map_shared"]
+__all__ = [
+    "AVAILABLE",
+    "KEPT",
+    "CurrentRow",
+    "MemoryBlock",
+    "MemoryBlocks",
+    "SharedMemory",
+    "check_transport",
+    "map_shared",
+]
 
 # Whether the platform has anonymous shared memory.
 AVAILABLE = hasattr(os, "memfd_create")
@@ -143,6 +154,74 @@ class SharedMemory:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+# How much memory is kept for later use, in bytes and in blocks. Larger blocks are freed with their arrays.
+KEPT_BYTES = 256 << 20
+KEPT = 32
+# Without a GIL, reference counts can't be relied on: then no block is reused.
+_COUNTABLE = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+class MemoryBlock:
+    """A part of shared memory.
+
+    Attributes:
+        offset: where it begins.
+        size: in bytes.
+        buffer: the memory. Every array over it, and every view of such an array, holds a reference to this.
+    """
+
+    __slots__ = ("buffer", "offset", "size")
+
+    def __init__(self, offset: int, buffer: Any, size: int) -> None:
+        self.offset = offset
+        self.buffer = buffer
+        self.size = size
+
+    @property
+    def unused(self) -> bool:
+        """Whether there is no array over it any more."""
+        return _COUNTABLE and getrefcount(self.buffer) == 2  # this object's reference, and the argument
+
+
+class MemoryBlocks:
+    """Allocates blocks of shared memory, and reuses blocks that are not used any more.
+
+    Args:
+        shared: the memory, which grows; None if there is none.
+    """
+
+    def __init__(self, shared: SharedMemory | None) -> None:
+        self._shared = shared
+        self._kept: list[MemoryBlock] = []  # the most recently used last
+
+    def take(self, size: int) -> MemoryBlock | None:
+        """Return a block of at least so many bytes; None if there is no memory for it.
+
+        The caller must hold an array over it until the worker has written to it, or the block counts as unused.
+        """
+        if self._shared is None or size == 0:
+            return None
+        size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        for number, block in enumerate(self._kept):
+            if size <= block.size <= 2 * size and block.unused:
+                self._kept.append(self._kept.pop(number))
+                return block
+        try:
+            block = MemoryBlock(*self._shared.extend(size), size)
+        except OSError:
+            return None
+        if size <= KEPT_BYTES:
+            self._kept.append(block)
+        # arrays over a block that is dropped here keep its memory
+        while len(self._kept) > KEPT or sum(kept.size for kept in self._kept) > KEPT_BYTES:
+            del self._kept[0]
+        return block
+
+    def clear(self) -> None:
+        """Keep no block: memory is freed with the last array over it."""
+        self._kept.clear()
 
 
 def map_shared(fd: int, size: int, offset: int = 0, *, free_pages: bool = False) -> Any:

@@ -8,19 +8,15 @@ replies.
 from __future__ import annotations
 
 import math
-import mmap
-import sys
-from collections import OrderedDict
 from collections.abc import Sequence
-from sys import getrefcount
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.ipc.memory import SharedMemory
+from aioenv.ipc.memory import MemoryBlocks, SharedMemory
 from aioenv.spaces.layout import byte_view
-from aioenv.worker.worker_context import map_memory_part
+from aioenv.worker.worker_context import BlockMapper
 
 __all__ = [
     "BufferMapper",
@@ -159,13 +155,6 @@ def parse_grid(text: str) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-# How much memory is kept for later images, in bytes and in blocks. Larger blocks are freed with their images.
-KEPT_BYTES = 256 << 20
-KEPT = 32
-# Without a GIL, reference counts can't be relied on: then no block is reused.
-_COUNTABLE = getattr(sys, "_is_gil_enabled", lambda: True)()
-
-
 class ImageLocation(NamedTuple):
     """The place in shared memory where a worker draws: rows of the arrays in one block (see `map_arrays`)."""
 
@@ -199,28 +188,6 @@ class ImageBuffer(NamedTuple):
         return None, [byte_view(array[row]) for array in arrays for row in rows]
 
 
-class _Block:
-    """A part of the shared memory.
-
-    Attributes:
-        offset: where it begins.
-        size: in bytes.
-        buffer: the memory. Every array over it, and every view of such an array, holds a reference to this.
-    """
-
-    __slots__ = ("buffer", "offset", "size")
-
-    def __init__(self, offset: int, buffer: Any, size: int) -> None:
-        self.offset = offset
-        self.buffer = buffer
-        self.size = size
-
-    @property
-    def unused(self) -> bool:
-        """Whether there is no array over it any more."""
-        return _COUNTABLE and getrefcount(self.buffer) == 2  # this object's reference, and the argument
-
-
 class ImageMemory:
     """Allocates image buffers in shared memory, and reuses blocks that are not used any more.
 
@@ -229,8 +196,7 @@ class ImageMemory:
     """
 
     def __init__(self, shared: SharedMemory | None) -> None:
-        self._shared = shared
-        self._kept: list[_Block] = []  # the most recently used last
+        self._blocks = MemoryBlocks(shared)
 
     def new_buffer(self, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> ImageBuffer:
         """Return a buffer that is used for nothing else.
@@ -240,42 +206,22 @@ class ImageMemory:
             depth: whether there are depth images.
             segmentation: whether there are segmentation images.
         """
-        block = self._block(shared_size(shape, depth=depth, segmentation=segmentation))
+        block = self._blocks.take(shared_size(shape, depth=depth, segmentation=segmentation))
         if block is None:
             return ImageBuffer(allocate(shape, depth=depth, segmentation=segmentation), None)
         images = map_arrays(block.buffer, shape, depth=depth, segmentation=segmentation)
         return ImageBuffer(images, ImageLocation(block.offset, block.size, shape[0], []))
 
-    def _block(self, size: int) -> _Block | None:
-        """Return a block of at least so many bytes; None if there is no memory for it."""
-        if self._shared is None or size == 0:
-            return None
-        size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        for number, block in enumerate(self._kept):
-            if size <= block.size <= 2 * size and block.unused:
-                self._kept.append(self._kept.pop(number))
-                return block
-        try:
-            block = _Block(*self._shared.extend(size), size)
-        except OSError:
-            return None
-        if size <= KEPT_BYTES:
-            self._kept.append(block)
-        # arrays over a block that is dropped here keep its memory
-        while len(self._kept) > KEPT or sum(kept.size for kept in self._kept) > KEPT_BYTES:
-            del self._kept[0]
-        return block
-
     def clear(self) -> None:
         """Keep no block: memory is freed with the last array over it."""
-        self._kept.clear()
+        self._blocks.clear()
 
 
 class BufferMapper:
-    """Finds, in a render worker, the arrays that a request is to be drawn into; recently used blocks stay mapped."""
+    """Finds, in a render worker, the arrays that a request is to be drawn into."""
 
     def __init__(self) -> None:
-        self._mapped: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._blocks = BlockMapper()
 
     def arrays(
         self,
@@ -297,15 +243,6 @@ class BufferMapper:
         """
         if location is None:
             return allocate((count, *state_shape), depth=depth, segmentation=segmentation), range(count)
-        memory = self._map(location.offset, location.size)
+        memory = self._blocks.map(location.offset, location.size)
         shape = (location.length, *state_shape)
         return map_arrays(memory, shape, depth=depth, segmentation=segmentation), location.rows
-
-    def _map(self, offset: int, size: int) -> Any:
-        mapped, key = self._mapped, (offset, size)
-        if key not in mapped:
-            mapped[key] = map_memory_part(offset, size)
-            if len(mapped) > KEPT:
-                mapped.popitem(last=False)
-        mapped.move_to_end(key)
-        return mapped[key]

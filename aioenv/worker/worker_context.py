@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from aioenv.ipc.memory import CurrentRow, map_shared
+from aioenv.ipc.memory import KEPT, CurrentRow, map_shared
 from aioenv.ipc.shared_data import DataInbox
 
 __all__ = [
+    "BlockMapper",
     "is_spare_env",
     "keep_inbox",
     "keep_memory",
@@ -133,6 +135,23 @@ def map_memory_part(offset: int, size: int) -> Any:
     if _context.memory_fd is None:
         raise RuntimeError("this worker was started without shared memory")
     return map_shared(_context.memory_fd, size, offset)
+
+
+class BlockMapper:
+    """Maps blocks of shared memory (see `MemoryBlocks`); recently used ones stay mapped."""
+
+    def __init__(self) -> None:
+        self._mapped: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    def map(self, offset: int, size: int) -> Any:
+        """Return the memory of a block."""
+        mapped, key = self._mapped, (offset, size)
+        if key not in mapped:
+            mapped[key] = map_memory_part(offset, size)
+            if len(mapped) > KEPT:
+                mapped.popitem(last=False)
+        mapped.move_to_end(key)
+        return mapped[key]
 
 
 def release_memory() -> None:

@@ -40,7 +40,7 @@ async def test_the_memory_of_images_is_used_again_once_they_are_released(monkeyp
             assert not np.shares_memory(other, kept) and not np.shares_memory(other, row)
         assert np.array_equal(kept, expected) and np.array_equal(row, expected[2, 3:])
         # what is too large to be kept, the system has back with the images
-        monkeypatch.setattr(images, "KEPT_BYTES", 1 << 20)
+        monkeypatch.setattr(memory, "KEPT_BYTES", 1 << 20)
         many = await pool.render(np.tile(states, (50, 1)), width=200, height=200)
         assert held(pool) > many.nbytes
         del many
