@@ -1,7 +1,7 @@
 """Weights of policies, on their way to the collectors: pickled once, with the data of arrays and tensors apart.
 
-A tensor of torch travels as the numpy array over its memory. This package imports torch in no other case than that such
-a tensor arrives in a process that has not imported it.
+A tensor of torch travels as the numpy array over its memory, or over its bytes if numpy lacks the dtype. This package
+imports torch in no other case than that such a tensor arrives in a process that has not imported it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import pickle
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-import numpy as np
 
 from aioenv.definitions.table import DefinitionTable
 from aioenv.ipc.frames import Buffer
@@ -120,10 +118,15 @@ class _WeightsPickler(pickle.Pickler):
         if torch is None or not isinstance(obj, torch.Tensor):
             return NotImplemented
         try:
-            return _tensor, (np.ascontiguousarray(obj.detach().cpu().numpy()),)
-        except (RuntimeError, TypeError):  # a sparse tensor, or one of a dtype that numpy lacks
+            tensor = obj.detach().cpu().contiguous()
+            try:
+                return _tensor, (tensor.numpy(),)
+            except TypeError:  # numpy lacks the dtype, as bfloat16
+                return _tensor, (tensor.view(torch.uint8).numpy(), obj.dtype)
+        except (RuntimeError, TypeError):  # sparse, say
             return NotImplemented
 
 
-def _tensor(array: Any) -> Any:
-    return importlib.import_module("torch").from_numpy(array)
+def _tensor(array: Any, dtype: Any = None) -> Any:
+    tensor = importlib.import_module("torch").from_numpy(array)
+    return tensor if dtype is None else tensor.view(dtype)

@@ -66,7 +66,20 @@ def test_tensors_travel_as_arrays():
     }
     got = there_and_back(many)
     assert torch.equal(got["parameter"], module.weight) and got["half"].dtype == torch.bfloat16
-    assert torch.equal(got["turned"], many["turned"]) and got["sparse"].is_sparse and got["scalar"].item() == 3
+    assert torch.equal(got["turned"], many["turned"]) and got["sparse"].is_sparse
+    assert got["scalar"].item() == 3 and got["scalar"].shape == ()
+
+
+def test_tensors_of_dtypes_that_numpy_lacks_travel_as_bytes():
+    torch = pytest.importorskip("torch")
+    mine = {"half": torch.randn(70, 50).to(torch.bfloat16), "turned": torch.randn(40, 90).to(torch.bfloat16).T}
+    mine |= {"eighth": torch.randn(3, 5000).to(torch.float8_e4m3fn), "scalar": torch.tensor(1.5, dtype=torch.bfloat16)}
+    dumped = dump_weights(1, mine, TABLE, HERE)
+    assert [size for _, size in dumped.spans] == [7000, 7200, 15_000] and len(dumped.data) < 2000
+    got = there_and_back(mine)
+    for name, tensor in mine.items():
+        assert got[name].dtype == tensor.dtype and got[name].shape == tensor.shape
+        assert torch.equal(got[name].float(), tensor.float())
 
 
 def make_module():
