@@ -114,6 +114,7 @@ examples: $(VENV)/.adapters
 	$(TRAIN)/evaluate_torch.py build/ppo.pt --episodes 10
 	$(TRAIN)/population.py --generations 3
 	$(TRAIN)/curriculum.py --steps 20000
+	$(TRAIN)/ray_ppo.py --local --env CartPole-v1 --num-envs 16 --steps 30000
 
 # the same at full length, for the pictures of the documentation: 4 minutes for each seed on 2 loaded cores
 CURVES := docs/_static/examples/training
@@ -125,6 +126,8 @@ curves: $(VENV)/.adapters
 	$(TRAIN)/evaluate_torch.py build/ppo-$(firstword $(SEEDS)).pt --curve $(CURVES)/evaluate_torch.png
 	$(TRAIN)/population.py --curve $(CURVES)/population.png
 	$(TRAIN)/curriculum.py --curve $(CURVES)/curriculum.png
+	$(TRAIN)/ray_ppo.py --local --log build/ray_ppo.csv
+	$(TRAIN)/curves.py build/ray_ppo.csv --title HalfCheetah-v5 --png $(CURVES)/ray_ppo.png
 
 # the page of a run in Chromium, which `make test` leaves out (Debian: apt-get install chromium); the picture of the docs:
 # python -m tests.watching.picture

@@ -18,10 +18,12 @@ pytest.importorskip("matplotlib")
 TRAINING = Path(__file__).parents[2] / "examples" / "training"
 ROOT = TRAINING.parents[1]
 PPO = ("--steps", "8500", "--num-envs", "8")  # one episode of each slot
+CARTPOLE = ("--local", "--env", "CartPole-v1", "--num-envs", "8", "--steps", "1500")
 SMALL = {
     "ppo_torch.py": PPO,
     "population.py": ("--generations", "2", "--members", "4"),
     "curriculum.py": ("--steps", "4000", "--episodes", "4"),
+    "ray_ppo.py": (*CARTPOLE, "--mode", "sync"),
 }
 
 
@@ -131,6 +133,18 @@ def test_curriculum_learns(tmp_path):
         for task in ("hardest", "curriculum")
     }
     assert len(means["curriculum"]) > 5 and max(means["hardest"][-3:]) > 2 * means["hardest"][0], said
+
+
+def test_ppo_with_collectors(tmp_path):
+    """Without Ray; tests/cluster has it on Ray."""
+    import torch
+
+    said = run("ray_ppo.py", *CARTPOLE, "--prefetch", "1", "--save", "ppo.pt", "--log", "log.csv", cwd=tmp_path)
+    lags = [float(number) for number in re.findall(r"weights ([\d.]+) updates old", said)]
+    assert len(returns(said)) == len(lags) >= 2 and 0 < max(lags) <= 3, said
+    assert "rollouts of 2 collectors" in said
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + len(lags)
+    assert torch.load(tmp_path / "ppo.pt")["agent"]["stats.count"] > 1500
 
 
 def test_curriculum_grows():
