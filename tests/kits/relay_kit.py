@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
-from aioenv.cluster.local import LocalCluster, LocalSession
+from aioenv.cluster.local import LocalCluster, LocalSession, ProcessAgent
+from aioenv.ipc.handshake import Invitation
 
 
 class Relay:
@@ -46,7 +48,7 @@ class Relay:
                 if target == port:
                     return own
             listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-            own = listener.getsockname()[1]
+            own = int(listener.getsockname()[1])
             self._targets[own], self._listeners[own] = port, listener
         self._waker.send(b"l")
         return own
@@ -88,7 +90,7 @@ class Relay:
                 if listener not in self._selector.get_map():
                     self._selector.register(listener, selectors.EVENT_READ, "accept")
 
-    def _accept(self, listener) -> None:
+    def _accept(self, listener: Any) -> None:
         sock, _ = listener.accept()
         try:
             other = socket.create_connection(("127.0.0.1", self._targets[listener.getsockname()[1]]))
@@ -100,7 +102,7 @@ class Relay:
             self._pairs[one] = peer
             self._selector.register(one, selectors.EVENT_READ, "data")
 
-    def _forward(self, sock) -> None:
+    def _forward(self, sock: Any) -> None:
         if sock not in self._pairs:
             return
         try:
@@ -120,14 +122,14 @@ class Relay:
         else:
             self._send(self._pairs[sock], data)
 
-    def _send(self, sock, data: bytes) -> None:
+    def _send(self, sock: Any, data: bytes) -> None:
         if data:
             with suppress(OSError):
                 sock.sendall(data)
         else:
             self._close_pair(sock)
 
-    def _close_pair(self, sock) -> None:
+    def _close_pair(self, sock: Any) -> None:
         other = self._pairs.pop(sock, None)
         for one in (sock, other):
             if one is not None:
@@ -142,11 +144,11 @@ class Relay:
 
 
 class RelayedSession(LocalSession):
-    def __init__(self, cluster, num_workers, relay) -> None:
+    def __init__(self, cluster: LocalCluster, num_workers: int, relay: Relay) -> None:
         super().__init__(cluster, num_workers)
         self._relay = relay
 
-    def place(self, index, invitation):
+    def place(self, index: int, invitation: Invitation) -> ProcessAgent:
         return super().place(index, invitation._replace(port=self._relay.port_to(invitation.port)))
 
 
@@ -157,7 +159,7 @@ class RelayedCluster(LocalCluster):
         super().__init__(num_nodes)
         self.relay = relay
 
-    def session(self, num_workers, start_timeout_s):
+    def session(self, num_workers: int, start_timeout_s: float) -> RelayedSession:
         return RelayedSession(self, num_workers, self.relay)
 
 
