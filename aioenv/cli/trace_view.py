@@ -6,6 +6,7 @@ https://ui.perfetto.dev draws it.
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 import reprlib
 import sys
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from aioenv.cli.terminal import say, show_table
 
-__all__ = ["HELP", "Span", "add_arguments", "overlap", "read", "run"]
+__all__ = ["HELP", "Span", "add_arguments", "beside_policy", "overlap", "read", "run"]
 
 HELP = "sum up a timeline of envs.trace() or AIOENV_TRACE"
 
@@ -104,6 +105,27 @@ def overlap(spans: Iterable[Span], inner: str = "render", outer: str = "step") -
     return within, total
 
 
+def beside_policy(spans: Iterable[Span]) -> tuple[float, float]:
+    """Measure how much of the workers' steps ran while the loop had other work than to wait for them.
+
+    Args:
+        spans: the spans of a timeline.
+
+    Returns:
+        Seconds of "step" that lie within a "policy" of the loop, and seconds of "step" in all.
+    """
+    spans = list(spans)
+    policy = sorted((span for span in spans if span.name == "policy"), key=lambda span: span.begin_s)
+    ends = [span.end_s for span in policy]
+    within = total = 0.0
+    for span in spans:
+        if span.name == "step":
+            total += span.end_s - span.begin_s
+            first, last = bisect.bisect(ends, span.begin_s), bisect.bisect(ends, span.end_s)
+            within += _covered(span, policy[first : last + 1])
+    return within, total
+
+
 def _covered(span: Span, others: Iterable[Span]) -> float:
     """Return how much of a span lies within any of the others, in seconds."""
     covered, until = 0.0, span.begin_s
@@ -128,6 +150,9 @@ def print_summary(spans: Sequence[Span]) -> None:
             total = sum(seconds)
             rows.append((line, name, f"{len(seconds):,}", f"{total:.4f}", f"{total / wall if wall else 1:.1%}"))
     show_table(("", "", "times", "seconds", "share"), rows, texts=2)
+    within, total = beside_policy(spans)
+    if total:
+        say(f"step: {within:.4f} s of {total:.4f} s ({within / total:.1%}) while the loop ran the policy")
     for inner in ("render", "draw"):
         within, total = overlap(spans, inner)
         if total:

@@ -7,7 +7,9 @@ import json
 import mmap
 import os
 import signal
+import time
 from itertools import pairwise
+from pathlib import Path
 
 import gymnasium as gym
 import mujoco
@@ -18,7 +20,7 @@ from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 import aioenv
 from aioenv import sync
 from aioenv.cli import main
-from aioenv.cli.trace_view import overlap, read
+from aioenv.cli.trace_view import Span, beside_policy, overlap, read
 from aioenv.testing import leak_check
 from aioenv.tracing import timeline as timelines
 from aioenv.tracing import track as rings
@@ -523,6 +525,51 @@ def test_the_command_tells_what_overlapped(timeline, capsys):
     out = capsys.readouterr().out
     assert "render: 0.0950 s of 0.1000 s (95.0%) while the next step was made" in out
     assert "worker 0: slot 0  step" in out
+
+
+def test_steps_beside_the_policy():
+    """Of two workers' steps, those parts count in which the loop does not wait."""
+    spans = [
+        Span("loop", "policy", 0.0, 1.0, 0),
+        Span("wait for envs", "wait for envs", 1.0, 1.5, 0),
+        Span("loop", "policy", 1.5, 2.0, 1),
+        Span("worker 0: slot 0", "step", 0.25, 0.75, 0),
+        Span("worker 1: slot 1", "step", 0.5, 1.75, 0),
+        Span("worker 0: slot 0", "step", 1.25, 1.5, 1),
+        Span("worker 1: slot 1", "step", 2.0, 3.0, 1),
+    ]
+    assert beside_policy(spans) == pytest.approx((0.5 + 0.75, 3.0))
+    assert beside_policy([]) == (0.0, 0.0)
+
+
+class Announced(Fragile):
+    """Says in a file that a step is nearly done."""
+
+    def step(self, action):
+        time.sleep(0.02)
+        Path(os.environ["ANNOUNCED"]).touch()
+        return super().step(0)
+
+
+def test_steps_that_run_while_the_loop_learns_are_beside_the_policy(tmp_path, capsys):
+    done = tmp_path / "done"
+
+    async def run():
+        async with aioenv.AsyncVectorEnv([Announced], worker_env={"ANNOUNCED": str(done)}) as envs:
+            await envs.reset(seed=0)
+            with envs.trace(tmp_path / "run.json"):
+                for _ in range(5):
+                    envs.send(np.zeros(1, np.int64))
+                    while not done.exists():  # learning
+                        pass
+                    await envs.recv()
+                    done.unlink()
+
+    aioenv.run(run())
+    within, total = beside_policy(read(tmp_path / "run.json"))
+    assert total > 0.1 and within > 0.5 * total
+    assert main(["trace", str(tmp_path / "run.json")]) == 0
+    assert f"step: {within:.4f} s of {total:.4f} s" in capsys.readouterr().out
 
 
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
