@@ -112,6 +112,7 @@ examples: $(VENV)/.adapters
 	$(TRAIN)/ppo_torch.py --steps 66000 --save build/ppo.pt --log build/ppo.csv
 	$(TRAIN)/curves.py build/ppo.csv --bar 0
 	$(TRAIN)/evaluate_torch.py build/ppo.pt --episodes 10
+	$(TRAIN)/pixels_ppo_torch.py --steps 10000
 	$(TRAIN)/population.py --generations 3
 	$(TRAIN)/curriculum.py --steps 20000
 	$(TRAIN)/ray_ppo.py --local --env CartPole-v1 --num-envs 16 --steps 30000
@@ -124,6 +125,8 @@ curves: $(VENV)/.adapters
 	for s in $(SEEDS); do $(TRAIN)/ppo_torch.py --seed $$s --log build/ppo-$$s.csv --save build/ppo-$$s.pt || exit; done
 	$(TRAIN)/curves.py $(SEEDS:%=build/ppo-%.csv) --title HalfCheetah-v5 --png $(CURVES)/ppo_torch.png
 	$(TRAIN)/evaluate_torch.py build/ppo-$(firstword $(SEEDS)).pt --curve $(CURVES)/evaluate_torch.png
+	for s in $(SEEDS); do $(TRAIN)/pixels_ppo_torch.py --seed $$s --log build/pixels-$$s.csv || exit; done
+	$(TRAIN)/curves.py $(SEEDS:%=build/pixels-%.csv) --title 'InvertedPendulum-v5 from pixels' --png $(CURVES)/pixels_ppo_torch.png
 	$(TRAIN)/population.py --curve $(CURVES)/population.png
 	$(TRAIN)/curriculum.py --curve $(CURVES)/curriculum.png
 	$(TRAIN)/ray_ppo.py --local --log build/ray_ppo.csv

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import re
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.cli_kit import OPENGL
 from tests.kits.process_kit import environment
 
 pytest.importorskip("torch")
@@ -19,12 +22,15 @@ TRAINING = Path(__file__).parents[2] / "examples" / "training"
 ROOT = TRAINING.parents[1]
 PPO = ("--steps", "8500", "--num-envs", "8")  # one episode of each slot
 CARTPOLE = ("--local", "--env", "CartPole-v1", "--num-envs", "8", "--steps", "1500")
+PIXELS = ("--num-envs", "2", "--size", "32", "--in-turn", "--until", "1")  # one rollout
 SMALL = {
     "ppo_torch.py": PPO,
     "population.py": ("--generations", "2", "--members", "4"),
     "curriculum.py": ("--steps", "4000", "--episodes", "4"),
     "ray_ppo.py": (*CARTPOLE, "--mode", "sync"),
 }
+if OPENGL:
+    SMALL["pixels_ppo_torch.py"] = PIXELS
 
 
 def run(script: str, *args: str, cwd: Path) -> str:
@@ -152,6 +158,49 @@ def test_curriculum_grows():
     reach = [names["options"](1, episode)["high"] for episode in range(200)]
     assert reach == sorted(reach) and reach[0] == names["EASY"] and reach[-1] == names["HARD"]
     assert names["options"](4, 0) == {"low": -names["HARD"], "high": names["HARD"]}
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(not OPENGL, reason="no OpenGL here")
+async def test_pixels_ppo_has_the_same_results_again(tmp_path):
+    """Though one thread collects while another one learns."""
+    import torch
+
+    example = definitions("pixels_ppo_torch.py")
+
+    async def train():
+        torch.manual_seed(0)
+        args = argparse.Namespace(env="InvertedPendulum-v5", num_envs=2, num_workers=1, size=32, stack=2, steps=300)
+        args.seed, args.until, args.in_turn = 0, math.inf, False
+        args.log, args.tensorboard = tmp_path / "log.csv", None
+        return await example["train"](args)
+
+    first, second = await train(), await train()
+    states = zip(first.agent.state_dict().values(), second.agent.state_dict().values(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in states)
+    header, *rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert header == "steps,seconds,return" and [float(row.split(",")[0]) for row in rows][-1] == first.steps
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(not OPENGL, reason="no OpenGL here")
+async def test_pixels_ppo_learns_from_whole_episodes():
+    """No stack mixes two episodes, and the row after a step has what it led to."""
+    import torch
+
+    from aioenv.adapters.torch import TorchVectorEnv
+
+    example = definitions("pixels_ppo_torch.py")
+    async with TorchVectorEnv(example["make_envs"]("InvertedPendulum-v5", 2, size=32)) as envs:
+        await envs.reset(seed=0)
+        rollout = await envs.rollout(lambda obs: torch.full((len(obs), 1), 3.0), 24)
+    assert rollout.obs.shape == (24, 2, 3, 32, 32) and rollout.obs.dtype == torch.uint8
+    after = torch.cat([rollout.obs[1:], rollout.last_obs[None]])
+    assert torch.equal(after[rollout.valid], rollout.next_obs[rollout.valid])
+    begun = after[~rollout.valid]  # the first stacks of episodes
+    assert len(begun) > 4 and all((stack == stack[-1]).all() for stack in begun)
+    ended = after[rollout.terminated]
+    assert all((stack[0] != stack[1]).any() and (stack[1] != stack[2]).any() for stack in ended)
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="no tensorboard here")
