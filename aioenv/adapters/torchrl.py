@@ -38,7 +38,7 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
     The calls of TorchRL's `AsyncEnvPool` step and reset slots each in its own time::
 
         env.async_reset_send()
-        root = env.async_reset_recv(min_get=4)
+        root = env.async_reset_recv(min_get=env.num_envs)
         while training:
             env.async_step_and_maybe_reset_send(policy(root))
             data, root = env.async_step_and_maybe_reset_recv(min_get=4)
