@@ -113,6 +113,7 @@ examples: $(VENV)/.adapters
 	$(TRAIN)/curves.py build/ppo.csv --bar 0
 	$(TRAIN)/evaluate_torch.py build/ppo.pt --episodes 10
 	$(TRAIN)/pixels_ppo_torch.py --steps 10000
+	$(TRAIN)/sac_torch.py --steps 8000
 	$(TRAIN)/population.py --generations 3
 	$(TRAIN)/curriculum.py --steps 20000
 	$(TRAIN)/ray_ppo.py --local --env CartPole-v1 --num-envs 16 --steps 30000
@@ -127,6 +128,8 @@ curves: $(VENV)/.adapters
 	$(TRAIN)/evaluate_torch.py build/ppo-$(firstword $(SEEDS)).pt --curve $(CURVES)/evaluate_torch.png
 	for s in $(SEEDS); do $(TRAIN)/pixels_ppo_torch.py --seed $$s --log build/pixels-$$s.csv || exit; done
 	$(TRAIN)/curves.py $(SEEDS:%=build/pixels-%.csv) --title 'InvertedPendulum-v5 from pixels' --png $(CURVES)/pixels_ppo_torch.png
+	for s in $(SEEDS); do $(TRAIN)/sac_torch.py --until 1500 --seed $$s --log build/sac-$$s.csv || exit; done
+	$(TRAIN)/curves.py $(SEEDS:%=build/sac-%.csv) --bar 1500 --title Hopper-v5 --png $(CURVES)/sac_torch.png
 	$(TRAIN)/population.py --curve $(CURVES)/population.png
 	$(TRAIN)/curriculum.py --curve $(CURVES)/curriculum.png
 	$(TRAIN)/ray_ppo.py --local --log build/ray_ppo.csv

@@ -31,6 +31,7 @@ from aioenv.cli.trace_view import read as read_timeline
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 RESET_S, WINDOW_S = 0.1, 0.8  # of `spare_envs.py`: how long a reset takes, and what is shown
+LEARNING_S = 0.1  # what is shown of `training/sac_torch.py`
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # told apart by the colour-blind
 PLOTS: dict[str, Callable[[Any], None]] = {}
 
@@ -161,6 +162,30 @@ def spare_envs(axes: Any) -> None:
     axes.spines["left"].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[:2], labels[:2], frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.97))
+
+
+@plot
+def sac_timeline(axes: Any) -> None:
+    """What the learner of `training/sac_torch.py` does, and what its workers do."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "run.json")
+        output("training/sac_torch", "--random", "400", "--steps", "1000", "--trace", str(path))
+        spans = read_timeline(path)
+    draw_learning(axes, spans, max(span.end_s for span in spans if span.name == "step") - 2 * LEARNING_S)
+
+
+def draw_learning(axes: Any, spans: list[Any], begin_s: float) -> None:
+    """Draw the spans of a learner and two workers, from a time on."""
+    labels = {"policy": "acts, learns", "wait for envs": "sends, waits for envs", "step": "steps envs"}
+    for name, colour in (("policy", BLUE), ("wait for envs", ORANGE), ("step", GREEN)):
+        for span in spans:
+            if span.name == name and span.end_s > begin_s:
+                place = 1 + ("worker 1" in span.line) if name == "step" else 0
+                bar = (1e3 * (span.begin_s - begin_s), 1e3 * (span.end_s - span.begin_s))
+                axes.broken_barh([bar], (place, 0.8), color=colour, label=labels.pop(name, None))
+    axes.set(xlabel="milliseconds", xlim=(0, 1e3 * LEARNING_S), ylim=(3.6, -0.2))
+    axes.set_yticks([0.4, 1.4, 2.4], ["learner", "worker 0", "worker 1"])
+    axes.legend(frameon=False, ncols=3, loc="lower center", fontsize=10)
 
 
 def envs_of(env: Any, **look: Any) -> npt.NDArray[np.uint8]:

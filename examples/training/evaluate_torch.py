@@ -2,7 +2,7 @@
 An evaluation in torch
 ======================
 
-Load a policy that `ppo_torch.py` has saved, and run 100 seeded episodes, each exactly once.
+Load a policy that `ppo_torch.py` or `sac_torch.py` has saved, and run 100 seeded episodes, each exactly once.
 
 ::
 
@@ -19,9 +19,12 @@ import argparse
 
 import torch
 from ppo_torch import Agent
+from sac_torch import Actor
 
 import aioenv
 from aioenv.adapters.torch import TorchVectorEnv
+
+POLICIES = {"ppo": Agent, "sac": Actor}
 
 
 async def main(path: str, episodes: int, seed: int, backend: str, num_envs: int) -> aioenv.Evaluation:
@@ -29,7 +32,8 @@ async def main(path: str, episodes: int, seed: int, backend: str, num_envs: int)
     async with TorchVectorEnv(
         aioenv.make_vec(saved["env"], num_envs, backend=backend), obs_dtype=torch.float32
     ) as envs:
-        agent = Agent(envs.single_observation_space.shape[0], envs.single_action_space.shape[0])
+        inputs, outputs = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
+        agent = POLICIES[saved.get("algorithm", "ppo")](inputs, outputs)
         agent.load_state_dict(saved["agent"])
         # `best` draws nothing and counts nothing: the same seed gives the same episodes
         return await aioenv.evaluate(envs.envs, envs.numpy_policy(agent.best), episodes, seed=seed)
@@ -47,7 +51,7 @@ def draw(evaluation: aioenv.Evaluation, path: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("policy", metavar="POLICY", help="the file that ppo_torch.py --save has written")
+    parser.add_argument("policy", metavar="POLICY", help="the file that --save has written")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the episodes")
     parser.add_argument("--backend", default="native", choices=["native", "workers", "auto"])

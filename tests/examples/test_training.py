@@ -10,8 +10,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
+import aioenv
+from aioenv.cli.trace_view import read
 from tests.kits.cli_kit import OPENGL
 from tests.kits.process_kit import environment
 
@@ -23,8 +27,10 @@ ROOT = TRAINING.parents[1]
 PPO = ("--steps", "8500", "--num-envs", "8")  # one episode of each slot
 CARTPOLE = ("--local", "--env", "CartPole-v1", "--num-envs", "8", "--steps", "1500")
 PIXELS = ("--num-envs", "2", "--size", "32", "--in-turn", "--until", "1")  # one rollout
+SAC = ("--steps", "300", "--random", "250")
 SMALL = {
     "ppo_torch.py": PPO,
+    "sac_torch.py": SAC,
     "population.py": ("--generations", "2", "--members", "4"),
     "curriculum.py": ("--steps", "4000", "--episodes", "4"),
     "ray_ppo.py": (*CARTPOLE, "--mode", "sync"),
@@ -121,6 +127,96 @@ def test_evaluation_is_repeatable(policy, tmp_path):
     command = ("evaluate_torch.py", str(folder / "ppo.pt"), "--episodes", "3", "--num-envs", "2")
     first, second = (re.findall(r"^return: .*", run(*command, "--curve", "h.png", cwd=tmp_path), re.M) for _ in "12")
     assert first == second and len(first) == 1 and is_picture(tmp_path / "h.png")
+
+
+class Ladder(gym.Env):
+    """Its observations tell episode, time and the last action. Even episodes are terminated at 5, odd ones cut at 7."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (4,))
+    action_space = gym.spaces.Box(-2, 2, (2,))
+    episode = -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.array([self.episode, 0, 0, 0], np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        even = self.episode % 2 == 0
+        obs = np.array([self.episode, self.time, *action], np.float32)
+        return obs, float(self.time), even and self.time == 5, not even and self.time == 7, {}
+
+
+def sac(names: dict, **settings):
+    """Train in this process; each update is cheap."""
+    names.update(HIDDEN=16, BATCH=32, REPORT=100)
+    usual = {"env": Ladder, "num_envs": 4, "workers": 2, "min_slots": 1, "steps": 600, "random": 100, "ratio": 0.2}
+    usual |= {"buffer": 500, "until": math.inf, "seed": 0, "log": None, "tensorboard": None, "trace": None}
+    return aioenv.run(names["train"](argparse.Namespace(**usual | settings)))
+
+
+def test_sac_learns_from_real_transitions():
+    """No row leads into another episode, and only terminated ones have nothing after them."""
+    import torch
+
+    learner = sac(definitions("sac_torch.py"))
+    rows = learner.buffer.rows
+    assert learner.buffer.added >= 600 and len(rows) == 500  # the buffer is full, and went round
+    obs, actions, reward, next_obs, terminated = rows.split(learner.buffer.widths, 1)
+    assert torch.equal(obs[:, 0], next_obs[:, 0])  # one episode
+    assert torch.equal(obs[:, 1] + 1, next_obs[:, 1]) and torch.equal(next_obs[:, 1], reward[:, 0])
+    assert torch.equal(next_obs[:, 2:], actions) and actions.abs().max() <= 2 and actions.abs().max() > 1
+    even, last = obs[:, 0] % 2 == 0, next_obs[:, 1]
+    assert torch.equal(terminated[:, 0] == 1, even & (last == 5))
+    assert last[even].max() == 5 and last[~even].max() == 7  # the last observations are there
+    assert learner.updates == math.ceil(0.2 * (learner.buffer.added - 100))
+    assert learner.log_temperature.item() != 0
+
+
+def test_sac_stops_at_a_return(tmp_path):
+    """Episodes earn 1 + 2 + … + 5 and 1 + 2 + … + 7."""
+    learner = sac(definitions("sac_torch.py"), until=20, log=str(tmp_path / "log.csv"))
+    assert 100 <= learner.buffer.added < 300
+    steps, _, mean = (tmp_path / "log.csv").read_text().splitlines()[-1].split(",")
+    assert int(steps) == learner.buffer.added and 15 < float(mean) < 28
+
+
+def test_sac_bootstraps_unless_terminated():
+    """A reward of 1 is all that a terminated step earns; one that goes on earns more."""
+    import torch
+
+    names = definitions("sac_torch.py")
+    names.update(HIDDEN=16, BATCH=32, GAMMA=0.5, TAU=0.1)
+    torch.manual_seed(0)
+    learner = names["Learner"](1, 1, [1.0], 2)
+    obs = torch.tensor([[0.0], [1.0]])
+    learner.buffer.add(obs, torch.zeros(2, 1), torch.ones(2), obs, torch.tensor([True, False]))
+    for _ in range(300):
+        learner.update()
+    ended, goes_on = learner.critics(obs, torch.zeros(2, 1)).mean(0).tolist()
+    assert abs(ended - 1) < 0.2 and goes_on > ended + 0.4
+
+
+def test_sac(tmp_path):
+    command = ("sac_torch.py", *SAC, "--save", "sac.pt", "--log", "log.csv", "--trace", "run.json")
+    said = run(*command, cwd=tmp_path)
+    (row,) = (tmp_path / "log.csv").read_text().splitlines()[1:]
+    assert row.split(",")[0] == re.findall(r"^(\d+) steps", said, re.MULTILINE)[0]
+    assert {"loop", "worker 0: slots 0-3"} <= {span.line for span in read(tmp_path / "run.json")}
+    told = run("evaluate_torch.py", "sac.pt", "--episodes", "3", "--num-envs", "2", cwd=tmp_path)
+    assert re.search(r"^return: ", told, re.MULTILINE)
+
+
+def test_sac_is_repeatable_if_it_waits_for_all_slots():
+    import torch
+
+    learners = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        learners.append(sac(definitions("sac_torch.py"), steps=200, min_slots=4, seed=seed))
+    one, again, other = (learner.buffer.rows[:200] for learner in learners)
+    assert torch.equal(one, again) and not torch.equal(one, other)
 
 
 def test_population_learns(tmp_path):
