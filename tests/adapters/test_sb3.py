@@ -82,6 +82,36 @@ def test_envs_are_asked_and_told_through_it(given):
         envs.close()
 
 
+def test_its_wrappers_go_around_it():
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecCheckNan, VecFrameStack, VecMonitor, VecNormalize
+
+    from aioenv.adapters import sb3
+
+    pair = DummyVecEnv([make] * 3), sb3.VecEnv([make] * 3, num_workers=2)
+    wrapped = [VecFrameStack(VecNormalize(VecMonitor(VecCheckNan(envs, raise_exception=True))), 3) for envs in pair]
+    rng = np.random.default_rng(0)
+    try:
+        for envs in wrapped:
+            envs.seed(1)
+        one, two = [envs.reset() for envs in wrapped]
+        episodes = 0
+        for _ in range(60):
+            np.testing.assert_allclose(one, two, rtol=1e-6)
+            actions = rng.integers(0, 2, 3)
+            (one, *rest), (two, *others) = [envs.step(actions) for envs in wrapped]
+            np.testing.assert_allclose(rest[0], others[0], rtol=1e-5)  # theirs rounds rewards to float32
+            for info, other in zip(rest[2], others[2], strict=True):
+                assert info.keys() == other.keys()
+                if "episode" in info:
+                    episodes += 1
+                    assert info["episode"]["r"] == other["episode"]["r"]
+                    np.testing.assert_allclose(info["terminal_observation"], other["terminal_observation"], rtol=1e-6)
+        assert episodes > 3
+    finally:
+        for envs in wrapped:
+            envs.close()
+
+
 class Ending(gym.vector.VectorEnv):
     """A user's vector env, which resets as Stable-Baselines3 wants it."""
 

@@ -126,6 +126,31 @@ def test_attributes_and_misuse():
             TianshouVectorEnv([functools.partial(Sampler, "tuple")], num_workers=0)
 
 
+def test_its_wrapper_goes_around():
+    from tianshou.env import DummyVectorEnv, VectorEnvNormObs
+
+    theirs, ours = DummyVectorEnv([make] * 3), TianshouVectorEnv([make] * 3, num_workers=2)
+    normal = [VectorEnvNormObs(envs) for envs in (theirs, ours)]
+    try:
+        for envs in normal:
+            envs.seed(2)
+        one, two = [envs.reset()[0] for envs in normal]
+        for step in range(30):
+            assert np.array_equal(one, two)
+            results = [envs.step(np.full(3, step % 3 != 0, int)) for envs in normal]
+            one, two = [result[0] for result in results]
+            if len(ended := np.flatnonzero(results[0][2] | results[0][3])):
+                for envs in normal:
+                    envs.reset(ended)
+        assert np.array_equal(normal[0].get_obs_rms().mean, normal[1].get_obs_rms().mean)
+        for envs in normal:
+            envs.set_env_attr("mark", 5, [1, 2])
+            assert envs.get_env_attr("mark", [1, 2]) == [5, 5]
+    finally:
+        theirs.close()
+        ours.close()
+
+
 def test_a_worker_that_dies_is_named():
     envs = TianshouVectorEnv([make] * 2, num_workers=2)
     try:
