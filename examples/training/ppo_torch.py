@@ -3,7 +3,7 @@ PPO in torch
 ============
 
 HalfCheetah learns to run. With `--awaited` the loop awaits its rollouts; without, it blocks. The results are the same.
-A million steps took 3.5 minutes on 2 loaded cores, learning included.
+A return of 2,000 took 310,000 steps and 2 minutes with one seed, 450,000 steps with another, on one shared core.
 
 ::
 
@@ -29,8 +29,8 @@ from torch.distributions import Normal
 import aioenv
 from aioenv.adapters.torch import TensorRollout, TorchVectorEnv
 
-GAMMA, LAMBDA, CLIP, RATE, MAX_NORM, VALUE = 0.99, 0.95, 0.2, 3e-4, 0.5, 0.5
-ROLLOUT, EPOCHS, MINIBATCH = 64, 10, 512  # steps of each slot in a rollout; rows of a minibatch
+GAMMA, LAMBDA, CLIP, RATE, MAX_NORM, VALUE = 0.99, 0.95, 0.2, 1e-3, 0.5, 0.5
+ROLLOUT, EPOCHS, MINIBATCH = 64, 5, 512  # steps of each slot in a rollout; rows of a minibatch
 
 
 class RunningStats(nn.Module):
@@ -65,7 +65,7 @@ class Agent(nn.Module):
         super().__init__()
         self.actor = nn.Sequential(layer(inputs, 64), nn.Tanh(), layer(64, 64), nn.Tanh(), layer(64, outputs, 0.01))
         self.critic = nn.Sequential(layer(inputs, 64), nn.Tanh(), layer(64, 64), nn.Tanh(), layer(64, 1, 1.0))
-        self.log_std = nn.Parameter(torch.zeros(outputs))
+        self.log_std = nn.Parameter(torch.full((outputs,), -0.5))
         self.stats = RunningStats(inputs)
 
     def normalize(self, obs):
