@@ -10,8 +10,8 @@ is. The tutorial *Off-policy: SAC* builds such a program, and looks at its timel
     python examples/training/sac_torch.py --until 1500 --log sac.csv --save sac.pt
     python examples/training/curves.py sac.csv --bar 1500 --png sac.png
 
-Of two seeds one reached 1500 in 150,000 steps, in 14 minutes (8 of CPU time) on a core that other programs used, too. The
-other one had 1209 after 200,000 steps, in 21 minutes (11 of CPU time).
+Of two seeds one reached 1500 in 150,000 steps, in 14 minutes (8 of CPU time) on a core that other programs used, too.
+The other one had 1209 after 200,000 steps, in 21 minutes (11 of CPU time).
 
 .. image:: /_static/examples/training/sac_torch.png
    :alt: The mean return by env-steps.
