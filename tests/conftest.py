@@ -64,7 +64,7 @@ def no_wakeup_coalescing(monkeypatch):
 def a_worker_within(monkeypatch):
     """Have a worker in this process treat the process as shared: it changes no setting and freezes no object."""
     monkeypatch.setattr(worker_context, "_context", worker_context._WorkerContext())
-    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
+    worker_context.use_current_row_of_parent(memoryview(bytearray(4)).cast("I"))
 
 
 def pytest_configure(config):

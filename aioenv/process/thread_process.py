@@ -361,10 +361,10 @@ class ThreadProcess:
         """See `Process`."""
         assert self.current_row is not None
         channel = self._channel = ThreadChannel(self._thread, requests, self._finish)
-        make_server, mark, memory = self._make_server, self.current_row.cell, self._memory
+        make_server, current_row, memory = self._make_server, self.current_row.cell, self._memory
 
         def begin() -> None:
-            channel.server = make_server(channel, mark, memory)
+            channel.server = make_server(channel, current_row, memory)
 
         self._thread.submit(begin, lambda _, error: self._finish(1) if error is not None else None)
         return channel

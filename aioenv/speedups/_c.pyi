@@ -171,8 +171,8 @@ def serve_steps(
     Args:
         read_fd, write_fd: the channel's descriptors; `read_fd` is readable.
         decoder, encoder: the channel's.
-        fast_path: a `worker.service.FastPath`. `step_rows` explains `steps`, `resets`, `pending`, `seeds`, `at_end`,
-            `mark` and the entries of `into`.
+        fast_path: a `worker.service.FastPath`. `step_rows` explains `steps`, `resets`, `pending_reset`, `seeds`,
+            `at_end`, `current_row` and the entries of `into`.
         seconds: how long to poll without sleeping after a reply.
 
     Returns:
@@ -213,10 +213,10 @@ def step_rows(
     actions: list[Any],
     steps: list[Callable[[Any], Any]],
     resets: list[Callable[..., Any]],
-    pending: list[int],
+    pending_reset: list[int],
     seeds: dict[int, int],
     at_end: int,
-    mark: memoryview,
+    current_row: memoryview,
     infos: list[tuple[int, dict[str, Any]]],
     into: tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
     /,
@@ -228,10 +228,10 @@ def step_rows(
         first: the row of the first action.
         actions: the actions of that row and the rows after it.
         steps, resets: the envs' `step` and `reset`.
-        pending: the next step of each row: a step of its env (0) or a reset (1). Other values are left to Python.
+        pending_reset: the next step of each row: a step of its env (0) or a reset (1). Other values are left to Python.
         seeds: for the next resets, by row. If there are any, a reset is left to Python.
-        at_end: the pending value after the end of an episode; -1: the end of an episode is left to Python.
-        mark: `mark[0]` is set to row + 1 before an env runs.
+        at_end: the value of `pending_reset` after the end of an episode; -1: the end of an episode is left to Python.
+        current_row: `current_row[0]` is set to row + 1 before an env runs.
         infos: row and info dict are appended, unless the dict is empty.
         into: the arrays that results go to: observations of any dtype, in dicts and tuples as an env returns them,
             reward float64, terminated and truncated bool. The first axis of each is the rows. The last entry is the

@@ -157,7 +157,7 @@ PyObject *within(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 /* The arguments of `step_rows`. The first action is for row `first`. */
 typedef struct {
     Py_ssize_t first;
-    PyObject *actions, *steps, *resets, *pending_rows, *seeds, *mark, *infos, *outputs;
+    PyObject *actions, *steps, *resets, *pending_rows, *seeds, *current_row, *infos, *outputs;
     Columns *columns; /* collects infos that have a known schema; NULL: `infos` gets all */
     long at_end;
 } Stepping;

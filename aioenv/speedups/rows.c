@@ -246,18 +246,18 @@ PyObject *take_exception(void) {
 int step_from(Py_ssize_t row, const Stepping *stepping, StopPoint *stopped) {
     PyObject *actions = stepping->actions, *pending_rows = stepping->pending_rows;
     Outputs outputs;
-    Py_buffer mark;
+    Py_buffer current_row;
     *stopped = (StopPoint){.row = row};
     if (get_outputs(stepping->outputs, &outputs) < 0)
         return -1;
-    if (PyObject_GetBuffer(stepping->mark, &mark, PyBUF_WRITABLE) < 0) {
+    if (PyObject_GetBuffer(stepping->current_row, &current_row, PyBUF_WRITABLE) < 0) {
         release_outputs(&outputs);
         return -1;
     }
     Py_ssize_t rows = PyList_GET_SIZE(outputs.last), first = stepping->first, count = PyList_GET_SIZE(actions);
     PyObject *outcome = NULL;
     int status = STORED;
-    if (first < 0 || row < first || first + count > rows || mark.len < (Py_ssize_t)sizeof(uint32_t))
+    if (first < 0 || row < first || first + count > rows || current_row.len < (Py_ssize_t)sizeof(uint32_t))
         status = RAISED;
     for (; status == STORED && row < first + count; row++) {
         /* An env may change anything, these lists too. */
@@ -275,7 +275,7 @@ int step_from(Py_ssize_t row, const Stepping *stepping, StopPoint *stopped) {
             status = LEFT_TO_PYTHON;
             break;
         }
-        *(volatile uint32_t *)mark.buf = (uint32_t)(row + 1);
+        *(volatile uint32_t *)current_row.buf = (uint32_t)(row + 1);
         PyObject *callee = Py_NewRef(PyList_GET_ITEM(next ? stepping->resets : stepping->steps, row));
         if (next) {
             outcome = PyObject_CallNoArgs(callee);
@@ -298,7 +298,7 @@ int step_from(Py_ssize_t row, const Stepping *stepping, StopPoint *stopped) {
             break;
         Py_CLEAR(outcome);
     }
-    PyBuffer_Release(&mark);
+    PyBuffer_Release(&current_row);
     release_outputs(&outputs);
     if (status == RAISED) {
         Py_XDECREF(outcome);

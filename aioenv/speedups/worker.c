@@ -14,7 +14,7 @@ static int check_fast_path(PyObject *fast_path) {
         PyErr_SetString(PyExc_TypeError, "serve_steps: expected a fast path of 13 fields");
         return -1;
     }
-    const int lists[] = {FAST_PATH_VIEWS, FAST_PATH_STEPS,   FAST_PATH_RESETS, FAST_PATH_PENDING,
+    const int lists[] = {FAST_PATH_VIEWS, FAST_PATH_STEPS,   FAST_PATH_RESETS, FAST_PATH_PENDING_RESET,
                          FAST_PATH_INTO,  FAST_PATH_SCHEMAS, FAST_PATH_FIXED};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (!PyList_CheckExact(PyTuple_GET_ITEM(fast_path, lists[i]))) {
@@ -262,9 +262,9 @@ static int write_extras(PyObject *write_callable, const StepRequest *request) {
     return plain;
 }
 
-static int clear_mark(PyObject *mark) {
+static int clear_current_row(PyObject *current_row) {
     Py_buffer view;
-    if (PyObject_GetBuffer(mark, &view, PyBUF_WRITABLE) < 0)
+    if (PyObject_GetBuffer(current_row, &view, PyBUF_WRITABLE) < 0)
         return -1;
     if (view.len >= (Py_ssize_t)sizeof(uint32_t))
         *(volatile uint32_t *)view.buf = 0;
@@ -289,15 +289,15 @@ static int step_request(PyObject *fast_path, const StepRequest *request, PyObjec
         return -1;
     }
     Columns columns = {.schemas = FIELD(SCHEMAS), .rows = request->count, .last = -1};
-    Stepping stepping = {request->first, actions, FIELD(STEPS), FIELD(RESETS), FIELD(PENDING), FIELD(SEEDS),
-                         FIELD(MARK),    infos,   outputs,      &columns,      at_end};
+    Stepping stepping = {request->first, actions, FIELD(STEPS), FIELD(RESETS), FIELD(PENDING_RESET), FIELD(SEEDS),
+                         FIELD(CURRENT_ROW), infos, outputs, &columns, at_end};
     StopPoint stopped;
     if (step_from(request->first, &stepping, &stopped) < 0) /* an env changed the worker's lists: the step fails */
         stopped = (StopPoint){.row = -1, .outcome = take_exception()};
     Py_DECREF(outputs);
     int for_python = stopped.row < request->first + request->count || PyList_GET_SIZE(infos);
     if (!for_python) { /* all envs have been stepped */
-        int complete = clear_mark(FIELD(MARK)) < 0 ? -1 : write_extras(FIELD(WRITE_EXTRAS), request);
+        int complete = clear_current_row(FIELD(CURRENT_ROW)) < 0 ? -1 : write_extras(FIELD(WRITE_EXTRAS), request);
         if (complete < 0)
             stopped = (StopPoint){.row = -1, .outcome = take_exception()};
         for_python = complete < 1;

@@ -26,19 +26,19 @@ def main(
     parent_pid: int,
     read_fd: int,
     write_fd: int,
-    row_mark_fd: int | None,
+    current_row_fd: int | None,
     memory_fd: int | None,
     inbox_fd: int | None = None,
 ) -> None:
     """Run a worker that was spawned; the arguments are those of `run_worker`."""
     die_with_parent(parent_pid)
-    run_worker(read_fd, write_fd, row_mark_fd, memory_fd, inbox_fd=inbox_fd)
+    run_worker(read_fd, write_fd, current_row_fd, memory_fd, inbox_fd=inbox_fd)
 
 
 def run_worker(
     read_fd: int,
     write_fd: int,
-    row_mark_fd: int | None,
+    current_row_fd: int | None,
     memory_fd: int | None,
     variables_before: Mapping[str, str] = MappingProxyType({}),
     inbox_fd: int | None = None,
@@ -48,7 +48,7 @@ def run_worker(
     Args:
         read_fd: the descriptor that frames are read from.
         write_fd: the descriptor that frames are written to.
-        row_mark_fd: of the memory of a `CurrentRow`, or None.
+        current_row_fd: of the memory of a `CurrentRow`, or None.
         memory_fd: of the memory of a `SharedMemory`, or None.
         variables_before: the environment variables that a forked worker's fork server had before its imports.
         inbox_fd: of a `DataInbox`, or None.
@@ -61,7 +61,7 @@ def run_worker(
     from aioenv.worker.loop import run
 
     declare_worker_process()
-    run(*fds, row_mark_fd, memory_fd, variables_before, inbox_fd)
+    run(*fds, current_row_fd, memory_fd, variables_before, inbox_fd)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # an env may have closed or replaced it

@@ -93,7 +93,7 @@ class EnvService(SlotService):
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._stepper = Autoreset(
-            self._envs, mode, worker_context.row_mark(), lenient=lenient, numerics=numerics, has_spares=has_spares
+            self._envs, mode, worker_context.current_row(), lenient=lenient, numerics=numerics, has_spares=has_spares
         )
         self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
         self._checkpoints: Checkpoints | None = None

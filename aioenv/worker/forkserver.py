@@ -58,7 +58,7 @@ class WorkerDescriptors(NamedTuple):
     read: int
     write: int
     output: int
-    row_mark: int | None  # see `ipc.memory.CurrentRow`
+    current_row: int | None  # see `ipc.memory.CurrentRow`
     memory: int | None  # see `ipc.memory.SharedMemory`
 
 
@@ -216,12 +216,12 @@ class Server:
                 self._on_child = on_child
 
     def _fork(
-        self, status: socket.socket, fds: list[int], has_row_mark: bool, shares: bool
+        self, status: socket.socket, fds: list[int], has_current_row: bool, shares: bool
     ) -> WorkerDescriptors | None:
         """Fork a worker; return its descriptors in the worker, and None here."""
         rest = [*fds]
         memory = rest.pop() if shares else None
-        row_mark = rest.pop() if has_row_mark else None
+        current_row = rest.pop() if has_current_row else None
         *channel, output = rest
         if self._unfit is not None:
             _refuse(self._unfit, status, fds)
@@ -240,7 +240,7 @@ class Server:
         if pid == 0:
             status.close()
             self._become_worker(server_pid)
-            return WorkerDescriptors(channel[0], channel[-1], output, row_mark, memory)
+            return WorkerDescriptors(channel[0], channel[-1], output, current_row, memory)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here too, so that it is done before the parent knows the pid
         for fd in fds:
@@ -363,4 +363,4 @@ def main(parent_pid: int, control_fd: int) -> None:
         os._exit(0)
     os.dup2(descriptors.output, 2)
     os.close(descriptors.output)
-    boot.run_worker(descriptors.read, descriptors.write, descriptors.row_mark, descriptors.memory, variables)
+    boot.run_worker(descriptors.read, descriptors.write, descriptors.current_row, descriptors.memory, variables)

@@ -39,7 +39,7 @@ __all__ = ["ReplyWriter", "RequestServer", "run", "serve_channel", "serve_on_thr
 def run(
     read_fd: int,
     write_fd: int,
-    row_mark_fd: int | None,
+    current_row_fd: int | None,
     memory_fd: int | None,
     variables_before: Mapping[str, str],
     inbox_fd: int | None,
@@ -48,7 +48,7 @@ def run(
 
     The arguments are those of `boot.run_worker`.
     """
-    worker_context.share_row_mark(row_mark_fd)
+    worker_context.share_current_row(current_row_fd)
     worker_context.keep_memory(memory_fd)
     worker_context.keep_inbox(inbox_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
@@ -71,15 +71,15 @@ def serve_channel(channel: WorkerEnd, variables_before: Mapping[str, str]) -> No
         server.close()
 
 
-def serve_on_thread(channel: ReplyWriter, mark: memoryview, memory_fd: int | None) -> RequestServer:
+def serve_on_thread(channel: ReplyWriter, current_row: memoryview, memory_fd: int | None) -> RequestServer:
     """Make the server of a worker that is a thread of its parent, whose process is left as it is.
 
     Args:
         channel: replies are written to it.
-        mark: see `worker_context.use_row_mark_of_parent`.
+        current_row: see `worker_context.use_current_row_of_parent`.
         memory_fd: see `worker_context.keep_memory`.
     """
-    worker_context.use_row_mark_of_parent(mark)
+    worker_context.use_current_row_of_parent(current_row)
     worker_context.keep_memory(memory_fd)
     prepare_contexts()
     return RequestServer(channel, {})
@@ -121,11 +121,11 @@ class RequestServer:
         """Close the service, if it is still there, and release shared memory that was not mapped."""
         try:
             if self._service is not None:
-                mark = worker_context.row_mark()
-                ended_by = mark[0]  # the row whose env called sys.exit; closing the others must not overwrite it
+                current_row = worker_context.current_row()
+                ended_by = current_row[0]  # the row whose env called sys.exit; closing the others must not overwrite it
                 service, self._service = self._service, None
                 service.close()
-                mark[0] = ended_by
+                current_row[0] = ended_by
         finally:
             worker_context.release_memory()
 

@@ -39,10 +39,10 @@ class FastPath(NamedTuple):
             actions.
         actions: the array of all actions.
         steps, resets: the envs' methods.
-        pending: the kind of each row's next step (see `speedups.step_rows`).
+        pending_reset: the kind of each row's next step (see `speedups.step_rows`).
         seeds: for the next resets, by row.
-        at_end: the pending value after the end of an episode.
-        mark: the word of shared memory that holds the current row.
+        at_end: the value of `pending_reset` after the end of an episode.
+        current_row: the word of shared memory that says which row runs.
         into: where results go, for each shared batch.
         fixed_of: gives the arrays that travel for some successive rows.
         schemas: the `NumericSchema`s.
@@ -55,10 +55,10 @@ class FastPath(NamedTuple):
     actions: Any
     steps: list[Any]
     resets: list[Any]
-    pending: list[int]
+    pending_reset: list[int]
     seeds: dict[int, int]
     at_end: int
-    mark: Any
+    current_row: Any
     into: list[Any]
     fixed_of: Callable[[int, int], Any]
     schemas: list[Any]

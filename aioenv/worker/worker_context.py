@@ -1,6 +1,6 @@
-"""The memory that a worker shares with its parent: a mark of the row that runs now, and a block for arrays.
+"""The memory that a worker shares with its parent: the row that runs now, and a block for arrays.
 
-The parent reads the mark when the worker hangs or dies. A worker is a process or a thread of its parent, so all of
+The parent reads that row when the worker hangs or dies. A worker is a process or a thread of its parent, so all of
 this is thread-local.
 """
 
@@ -18,6 +18,7 @@ from aioenv.ipc.shared_data import DataInbox
 
 __all__ = [
     "BlockMapper",
+    "current_row",
     "is_spare_env",
     "keep_inbox",
     "keep_memory",
@@ -26,12 +27,11 @@ __all__ = [
     "move_high",
     "owns_process",
     "release_memory",
-    "row_mark",
     "running_row",
     "set_spare",
-    "share_row_mark",
+    "share_current_row",
     "take_data",
-    "use_row_mark_of_parent",
+    "use_current_row_of_parent",
 ]
 
 
@@ -39,10 +39,10 @@ _HIGH_FD = 100  # out of the way of code that closes "all" low descriptors
 
 
 class _WorkerContext(threading.local):
-    """The context of the worker on this thread; until a mark is shared, only this thread sees its own."""
+    """The context of the worker on this thread; until a word is shared, only this thread sees its own."""
 
     def __init__(self) -> None:
-        self.row_mark = CurrentRow(None).cell
+        self.current_row = CurrentRow(None).cell
         self.owns_process = True
         self.memory_fd: int | None = None
         self.inbox: DataInbox | None = None
@@ -74,37 +74,37 @@ def is_spare_env() -> bool:
 # ------------------------------------------------------------ the current row
 
 
-def row_mark() -> memoryview:
-    """Return the mark: write `mark[0] = row + 1` before an env runs, and 0 after the last one."""
-    return _context.row_mark
+def current_row() -> memoryview:
+    """Return the word that says which row runs: write `word[0] = row + 1` before an env runs, 0 after the last one."""
+    return _context.current_row
 
 
-def share_row_mark(fd: int | None) -> None:
-    """Share the mark with the parent (see `CurrentRow`) and close the descriptor; None means no such memory."""
+def share_current_row(fd: int | None) -> None:
+    """Share that word with the parent (see `CurrentRow`) and close the descriptor; None means no such memory."""
     if fd is None:
         return
-    _context.row_mark = CurrentRow(fd).cell
+    _context.current_row = CurrentRow(fd).cell
     os.close(fd)
 
 
-def use_row_mark_of_parent(mark: memoryview) -> None:
-    """Use a mark that the parent, in this same process, has made."""
-    _context.row_mark, _context.owns_process = mark, False
+def use_current_row_of_parent(current_row: memoryview) -> None:
+    """Use a word that the parent, in this same process, has made."""
+    _context.current_row, _context.owns_process = current_row, False
 
 
 @contextlib.contextmanager
 def running_row(number: int) -> Iterator[None]:
     """Mark a row for the length of a block; too slow for the hot path. SystemExit, which ends the worker, keeps it."""
-    mark = _context.row_mark
-    mark[0] = number + 1
+    current_row = _context.current_row
+    current_row[0] = number + 1
     try:
         yield
     except SystemExit:
         raise
     except BaseException:
-        mark[0] = 0
+        current_row[0] = 0
         raise
-    mark[0] = 0
+    current_row[0] = 0
 
 
 # ------------------------------------------------------------ shared memory

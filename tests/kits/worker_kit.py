@@ -362,7 +362,7 @@ class Session:
         self.rows = rows_of(story)
         self.mine, self.theirs = socket.socketpair()
         self.encoder, self.decoder = Encoder(), Decoder()
-        self.mark = memoryview(bytearray(4)).cast("I")
+        self.current_row = memoryview(bytearray(4)).cast("I")
         self.ended: BaseException | None = None
         self.raw: list[bytes] = []
         self._requests = 0
@@ -379,7 +379,7 @@ class Session:
         self.raw.clear()
 
     def _serve(self) -> None:
-        worker_context.use_row_mark_of_parent(self.mark)
+        worker_context.use_current_row_of_parent(self.current_row)
         try:
             channel = WorkerEnd(self.theirs.fileno(), self.theirs.fileno())
             channel.poll(self._poll_s)
@@ -520,7 +520,7 @@ def play(
                     session.call("configure", None, None, 0, False)  # arrays of its own, all anew
                     frames.append(session.reset())
         assert session.end() is None
-        assert session.mark[0] == 0, "no row runs any more"
+        assert session.current_row[0] == 0, "no row runs any more"
         return session.raw, list(map(plain, frames))
 
 

@@ -296,7 +296,7 @@ def test_a_spoilt_request_for_a_run_ends_the_worker_as_in_python(monkeypatch, pl
 
 def serve_no_envs() -> None:
     """Answer a request for a run with a plan of no envs."""
-    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
+    worker_context.use_current_row_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
         plan = list(desk.service.fast_path() or ())
         plan[2] = []

@@ -99,7 +99,7 @@ def lacking_calls() -> Iterator[tuple[str, Callable[[Desk], tuple[Any, ...]]]]:
 
 def print_what_comes_of(calls: Callable[[], Any]) -> None:
     """A line for each: what was given or raised, or the signal that the process ended by. Each has its own."""
-    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
+    worker_context.use_current_row_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
         desk.step()
         for name, make in calls():

@@ -282,7 +282,7 @@ def test_what_ends_a_worker_amid_a_step_ends_it_as_in_python(monkeypatch, kind):
             with pytest.raises(EOFError):
                 session.take()
             session.thread.join()
-            return type(session.ended), str(session.ended), session.mark[0]
+            return type(session.ended), str(session.ended), session.current_row[0]
 
     ended, text, mark = both(monkeypatch, outcome)
     assert (ended, text, mark) == ((BrokenPipeError, str(BrokenPipeError(32, "Broken pipe")), 0), (SystemExit, "3", 2))[
