@@ -35,10 +35,13 @@ async def cell(code: str, names: dict) -> None:
 def check_names(text: str, *, but: frozenset[str] | set[str] = frozenset()) -> set[str]:
     """Fail if a text names something of `aioenv`, or of `envs`, that is not there; the names of `aioenv` in it."""
     named = set(re.findall(r"\baioenv(?:\.[A-Za-z_]\w*)+", text)) - but
+    adapters = ""  # the source of those that it names
     for name in sorted(named):
         parts = name.split(".")
         if parts[1] == "adapters" and len(parts) > 2:  # its library may be missing, and takes seconds to import
-            assert importlib.util.find_spec(".".join(parts[:3])) is not None
+            spec = importlib.util.find_spec(".".join(parts[:3]))
+            assert spec is not None and spec.origin is not None
+            adapters += Path(spec.origin).read_text(encoding="utf-8")
             continue
         with contextlib.suppress(ImportError):
             for end in range(2, len(parts) + 1):
@@ -47,5 +50,6 @@ def check_names(text: str, *, but: frozenset[str] | set[str] = frozenset()) -> s
         for part in parts[1:]:
             value = getattr(value, part)
     for name in set(re.findall(r"(?<!-)\benvs\.(\w+)", text)) - {"num_envs"}:
-        assert hasattr(aioenv.AsyncVectorEnv, name) or hasattr(aioenv.envs, name), name
+        known = hasattr(aioenv.AsyncVectorEnv, name) or hasattr(aioenv.envs, name)
+        assert known or re.search(rf"\b(?:def |self\.){name}\b", adapters), name
     return named
