@@ -10,7 +10,7 @@ SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py defi
 	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
 	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
-.PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters watch cluster cluster-faults examples curves second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
+.PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters trainers watch cluster cluster-faults examples curves second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
@@ -104,6 +104,10 @@ NEED_TORCH := $(patsubst %,'tests/docs/test_pages.py::test_the_code_of_a_page_ru
 adapters: $(VENV)/.adapters opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) \
 		tests/adapters tests/examples/test_training.py tests/benchmarks/test_training.py tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
+
+# PPO of each training library to its known return, as a table, also over the library's own vector env: about 10 minutes
+trainers: $(VENV)/.adapters
+	$(BIN)/python -W ignore -m tests.adapters.trainers $(ARGS)
 
 TRAIN := $(BIN)/python examples/training
 # the examples that learn, in small: half a minute
