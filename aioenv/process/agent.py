@@ -11,6 +11,7 @@ parent's machine is gone. The agent expects no signs of life of the parent itsel
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import selectors
@@ -22,7 +23,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from aioenv.errors import WireError
@@ -52,14 +55,28 @@ _COMPARED = ("aioenv", "numpy", "gymnasium", "mujoco")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal in a worker and its parent."""
+    """Return the versions that must be equal in a worker and its parent.
+
+    That of aioenv has a digest of its source: two checkouts may have the same version, and other messages.
+    """
     found = {"python": ".".join(map(str, sys.version_info[:2]))}
     for name in _COMPARED:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
+    found["aioenv"] += f" {_source_digest(Path(__file__).parents[1])}"
     return found
+
+
+@cache
+def _source_digest(package: Path) -> str:
+    """Return a digest of the Python files of a package."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def set_socket_options(sock: socket.socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import textwrap
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +22,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv.cluster.local import LocalCluster
-from aioenv.process import remote
+from aioenv.process import agent, remote
 from aioenv.stats import NormalizeObservation
 from aioenv.testing import VectorEnvContract
 from tests.kits.process_kit import environment, has_ended, processes_with
@@ -303,6 +305,15 @@ async def test_other_versions_are_refused_with_a_table(monkeypatch):
     with pytest.raises(aioenv.WorkerStartError, match=r"numpy +\d+\.\S+ +0.1 +<-"):
         async with cartpoles():
             pass
+
+
+def test_two_checkouts_of_one_version_differ(tmp_path):
+    source = Path(aioenv.__file__).parent
+    copies = [shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("*.so")) for name in "ab"]
+    (copies[1] / "process" / "agent.py").write_text("changed = True\n")
+    same, changed = map(agent._source_digest, copies)
+    assert same == agent._source_digest(source) != changed
+    assert remote.versions()["aioenv"].endswith(f" {same}")
 
 
 @pytest.mark.asyncio
