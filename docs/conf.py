@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import version as installed_version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, get_origin
 
@@ -75,8 +74,8 @@ autosummary_imported_members = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 ADAPTED = ("stable_baselines3", "torch", "tensordict", "rsl_rl", "torchrl", "tianshou")
-# the adapters' pages are built without their libraries, too
-autodoc_mock_imports = [name for name in ADAPTED if find_spec(name) is None]
+# also where they are installed: the reference shows our own methods, not those that adapters inherit from them
+autodoc_mock_imports = [*ADAPTED]
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 napoleon_google_docstring = True
