@@ -80,7 +80,7 @@ class InlineSteps:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.step`.
         """
         channel, table = self._worker.thread_channel, self._table
-        if channel is None or not channel.steps_inline:
+        if channel is None:
             return None
         each = actions if listed else self._actions.take_apart(actions, self._num_envs)[0][0]
         table.check_send(_ALL, "step", reset=False)
