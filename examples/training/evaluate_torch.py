@@ -29,11 +29,13 @@ POLICIES = {"ppo": Agent, "sac": Actor}
 
 async def main(path: str, episodes: int, seed: int, backend: str, num_envs: int) -> aioenv.Evaluation:
     saved = torch.load(path)
+    if saved["algorithm"] not in POLICIES:
+        raise SystemExit(f"{path}: expected a policy of {' or '.join(POLICIES)}, got one of {saved['algorithm']}")
     async with TorchVectorEnv(
         aioenv.make_vec(saved["env"], num_envs, backend=backend), obs_dtype=torch.float32
     ) as envs:
         inputs, outputs = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
-        agent = POLICIES[saved.get("algorithm", "ppo")](inputs, outputs)
+        agent = POLICIES[saved["algorithm"]](inputs, outputs)
         agent.load_state_dict(saved["agent"])
         # `best` draws nothing and counts nothing: the same seed gives the same episodes
         return await aioenv.evaluate(envs.envs, envs.numpy_policy(agent.best), episodes, seed=seed)

@@ -215,4 +215,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)  # the networks are small, and workers need the other CPUs
     trainer = aioenv.run(train(args))
     if args.save:
-        torch.save({"env": args.env, "agent": trainer.agent.state_dict()}, args.save)
+        torch.save({"algorithm": "pixels_ppo", "env": args.env, "agent": trainer.agent.state_dict()}, args.save)

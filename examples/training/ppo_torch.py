@@ -217,4 +217,4 @@ if __name__ == "__main__":
     }
     trainer = aioenv.run(train_awaited(settings, args)) if args.awaited else train(settings, args)
     if args.save:
-        torch.save({"env": args.env, "agent": trainer.agent.state_dict()}, args.save)
+        torch.save({"algorithm": "ppo", "env": args.env, "agent": trainer.agent.state_dict()}, args.save)

@@ -252,4 +252,4 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     trainer = aioenv.run(train(args))
     if args.save:
-        torch.save({"env": args.env, "agent": trainer.agent.state_dict()}, args.save)
+        torch.save({"algorithm": "ray_ppo", "env": args.env, "agent": trainer.agent.state_dict()}, args.save)

@@ -129,6 +129,15 @@ def test_evaluation_is_repeatable(policy, tmp_path):
     assert first == second and len(first) == 1 and is_picture(tmp_path / "h.png")
 
 
+def test_another_policy_is_refused_by_name(tmp_path):
+    import torch
+
+    torch.save({"algorithm": "ray_ppo", "env": "CartPole-v1", "agent": {}}, tmp_path / "other.pt")
+    command = [sys.executable, str(TRAINING / "evaluate_torch.py"), "other.pt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment(), cwd=tmp_path)
+    assert done.returncode == 1 and "expected a policy of ppo or sac, got one of ray_ppo" in done.stderr
+
+
 class Ladder(gym.Env):
     """Its observations tell episode, time and the last action. Even episodes are terminated at 5, odd ones cut at 7."""
 
