@@ -122,7 +122,7 @@ examples: $(VENV)/.adapters
 	$(TRAIN)/curriculum.py --steps 20000
 	$(TRAIN)/ray_ppo.py --local --env CartPole-v1 --num-envs 16 --steps 30000
 
-# the same at full length, for the pictures of the documentation: 4 minutes for each seed on 2 loaded cores
+# the same at full length, for the pictures of the documentation, five seeds each: about two hours on 2 cores
 CURVES := docs/_static/examples/training
 SEEDS ?= 0 1 2 3 4
 curves: $(VENV)/.adapters
