@@ -226,6 +226,13 @@ def goals(cpus: int) -> list[Goal]:
             _ratio("training", "aioenv-in-process-sync", "gymnasium-sync"),
         ),
         Goal(
+            "PPO of 8 HalfCheetahs, backend=auto, x Sync",
+            1,
+            1,
+            _ratio("training-continuous", "aioenv-auto", "gymnasium-sync"),
+        ),
+        Goal("SAC of 8 Hoppers, backend=auto, x Sync", 1, 1, _ratio("training-sac", "aioenv-auto", "gymnasium-sync")),
+        Goal(
             "SB3's PPO of 8 CartPoles, num_workers=0, x Dummy",
             1,
             1,

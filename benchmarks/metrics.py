@@ -48,7 +48,7 @@ from benchmarks.images import (
 from benchmarks.loop_time import LOOP_TIME_KEYS, loop_time
 from benchmarks.network import NETWORK, NETWORK_KEYS, NUM_ENVS
 from benchmarks.resets import RATE, RESETS
-from benchmarks.training import TRAINING_KEYS, TRAJECTORY, train_cleanrl, train_sb3
+from benchmarks.training import TRAINING_KEYS, TRAJECTORY, train_cleanrl, train_sac, train_sb3
 
 __all__ = [
     "CONTENDERS",
@@ -555,6 +555,24 @@ METRICS: dict[str, Metric] = {
         },
         {"x sync": "gymnasium-sync"},
         env="CartPole-v1",
+        num_envs=8,
+        same=TRAJECTORY,
+    ),
+    "training-continuous": Metric(
+        "PPO as in CleanRL with actions that are vectors: env-steps a second, and the mean return in the end",
+        TRAINING_KEYS,
+        {"gymnasium-sync": partial(train_cleanrl, "gymnasium"), "aioenv-auto": partial(train_cleanrl, "auto")},
+        {"x sync": "gymnasium-sync"},
+        env="HalfCheetah-v5",
+        num_envs=8,
+        same=TRAJECTORY,
+    ),
+    "training-sac": Metric(
+        "SAC as in CleanRL, an update a step: env-steps a second, and the mean return in the end",
+        TRAINING_KEYS,
+        {"gymnasium-sync": partial(train_sac, "gymnasium"), "aioenv-auto": partial(train_sac, "auto")},
+        {"x sync": "gymnasium-sync"},
+        env="Hopper-v5",
         num_envs=8,
         same=TRAJECTORY,
     ),

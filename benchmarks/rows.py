@@ -173,6 +173,7 @@ _METRIC_S = {
     **dict.fromkeys(
         ("training-sb3: sb3-dummy", "training-sb3: aioenv-sb3", "training-sb3: aioenv-sb3-in-process"), 9.0
     ),
+    **{f"training-{what}: {name}": 9.0 for what in ("continuous", "sac") for name in ("gymnasium-sync", "aioenv-auto")},
     **dict.fromkeys(("cluster: aioenv-ray", "cluster: ray-actors"), 10.0),
     f"cluster: {TIANSHOU}": 60.0,
     **{f"network: aioenv-{n}": 8.0 for n in (2, 3, 4, 16)},

@@ -9,6 +9,7 @@ from contextlib import closing
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 from aioenv.cli.contenders import NotApplicable, Outcome, Workload
 from benchmarks import suite, tables, training
@@ -70,7 +71,7 @@ def test_advantages_begin_anew_with_each_episode():
 def test_learners_prefer_what_is_better(make):
     if make == "torch":
         pytest.importorskip("torch")
-    learner = training._torch_learner(4, 2) if make == "torch" else NumpyLearner(4, 2)
+    learner = training._torch_learner(4, Discrete(2)) if make == "torch" else NumpyLearner(4, 2)
     obs = np.random.default_rng(0).standard_normal((1024, 4)).astype(np.float32)
     for _ in range(20):
         actions, logp, values = learner.act(obs)
@@ -80,10 +81,39 @@ def test_learners_prefer_what_is_better(make):
     assert (learner.act(obs)[0] == 1).mean() > 0.6 and learner.value(obs).mean() > values.mean() - 0.1
 
 
-def test_training_takes_vectors_and_discrete_actions():
-    for env in ("Pendulum-v1", "FrozenLake-v1"):
-        with pytest.raises(NotApplicable, match="vectors"):
-            METRICS["training"].measures["gymnasium-sync"](Workload(env, 1, 0.01))
+@pytest.mark.parametrize("metric", ["training-continuous", "training-sac"])
+def test_actions_that_are_vectors_see_the_same_steps_with_each_vector_env(metric, monkeypatch):
+    pytest.importorskip("torch")
+    for name, value in {"UPDATES": 1, "SAC_RANDOM": 20, "SAC_STEPS": 30}.items():
+        monkeypatch.setattr(training, name, value)
+    told = [measure(Workload("Hopper-v5", 3, 0.01)) for measure in METRICS[metric].measures.values()]
+    assert len(told) == 2 and told[0]["fps"] > 1
+    assert len({(each["trajectory"], each["mean return"]) for each in told}) == 1 and told[0]["mean return"] > 5
+
+
+def test_continuous_policies_prefer_what_is_better():
+    torch = pytest.importorskip("torch")
+    obs = np.random.default_rng(0).standard_normal((1024, 4)).astype(np.float32)
+    space = Box(-1, 1, (2,))
+    learner = training._torch_learner(4, space)
+    for _ in range(20):
+        actions, logp, values = learner.act(obs)
+        assert actions.shape == (1024, 2) and logp.shape == values.shape == (1024,)
+        better = actions[:, 0]
+        learner.learn(Batch(obs, actions, logp, values, better, better + values))
+    assert learner.act(obs)[0][:, 0].mean() > 0.1
+    act, learn = training._sac_learner(4, space)
+    zeros = np.zeros((256, 1), np.float32)
+    for _ in range(300):
+        actions = np.random.default_rng().uniform(-1, 1, (256, 2)).astype(np.float32)
+        learn(obs[:256], actions, 5 * actions[:, :1], obs[:256], zeros + 1)
+    assert act(obs)[:, 0].mean() > 0.3 and torch.get_num_threads() == 1
+
+
+def test_training_takes_vectors():
+    for metric in ("training", "training-sac"):
+        with pytest.raises(NotApplicable, match=r"vectors|torch"):
+            METRICS[metric].measures["gymnasium-sync"](Workload("FrozenLake-v1", 1, 0.01))
 
 
 def test_sb3s_ppo_sees_the_same_steps_with_each_vector_env(monkeypatch):
