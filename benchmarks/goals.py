@@ -225,6 +225,7 @@ def goals(cpus: int) -> list[Goal]:
             1,
             _ratio("training", "aioenv-in-process-sync", "gymnasium-sync"),
         ),
+        Goal("PPO of 8 CartPoles, backend=auto, x Sync", 1, 1, _ratio("training", "aioenv-auto", "gymnasium-sync")),
         Goal(
             "PPO of 8 HalfCheetahs, backend=auto, x Sync",
             1,

@@ -552,6 +552,7 @@ METRICS: dict[str, Metric] = {
             "gymnasium-sync": partial(train_cleanrl, "gymnasium"),
             "aioenv-in-process-sync": partial(train_cleanrl, "in process"),
             "aioenv-sync": partial(train_cleanrl, "workers"),
+            "aioenv-auto": partial(train_cleanrl, "auto"),
         },
         {"x sync": "gymnasium-sync"},
         env="CartPole-v1",

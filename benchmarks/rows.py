@@ -169,11 +169,15 @@ _METRIC_S = {
     "memory: aioenv-spawn": 4.0,
     "images: gymnasium-async": 12.0,
     "overlap: aioenv": 20.0,
-    **dict.fromkeys(("training: gymnasium-sync", "training: aioenv-sync", "training: aioenv-in-process-sync"), 5.0),
+    **{f"training: {name}": 5.0 for name in METRICS["training"].measures},
     **dict.fromkeys(
         ("training-sb3: sb3-dummy", "training-sb3: aioenv-sb3", "training-sb3: aioenv-sb3-in-process"), 9.0
     ),
-    **{f"training-{what}: {name}": 9.0 for what in ("continuous", "sac") for name in ("gymnasium-sync", "aioenv-auto")},
+    **{
+        f"{metric}: {name}": 9.0
+        for metric in ("training-continuous", "training-sac")
+        for name in METRICS[metric].measures
+    },
     **dict.fromkeys(("cluster: aioenv-ray", "cluster: ray-actors"), 10.0),
     f"cluster: {TIANSHOU}": 60.0,
     **{f"network: aioenv-{n}": 8.0 for n in (2, 3, 4, 16)},

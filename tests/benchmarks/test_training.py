@@ -25,7 +25,7 @@ def test_cleanrls_ppo_sees_the_same_steps_with_each_vector_env(monkeypatch):
     monkeypatch.setattr(training, "UPDATES", 1)
     workload = Workload("CartPole-v1", 4, 0.01)
     told = {name: measure(workload) for name, measure in METRICS["training"].measures.items()}
-    assert list(told) == ["gymnasium-sync", "aioenv-in-process-sync", "aioenv-sync"]
+    assert list(told) == ["gymnasium-sync", "aioenv-in-process-sync", "aioenv-sync", "aioenv-auto"]
     assert len({(each["trajectory"], each["mean return"]) for each in told.values()}) == 1
     assert all(each["fps"] > 10 and 5 < each["mean return"] < 100 for each in told.values())
     other = METRICS["training"].measures["gymnasium-sync"](Workload("CartPole-v1", 3, 0.01))
