@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
@@ -81,6 +81,10 @@ class DefinitionTable:
         """Return the definition of this number."""
         return self._objects[number]
 
+    def take_recent(self) -> list[Any]:
+        """Return definitions of messages that this thread has pickled lately, for a table that would forget them."""
+        return []
+
     def reduce_new(self, value: Any) -> Any:
         """Reduce a definition that the receiver does not have; NotImplemented leaves it to cloudpickle."""
         return NotImplemented
@@ -102,6 +106,9 @@ class DefinitionTable:
 class LiveTable(DefinitionTable):
     """The table of workers that are threads of this process: every class and function is the process's own.
 
+    It has weak references. So whoever passes a message on keeps `take_recent()` until the message was read: nothing
+    else may refer to a class that an env has defined in its `step`, say.
+
     Args:
         token: see `DefinitionTable`.
         factories: of all slots.
@@ -114,11 +121,17 @@ class LiveTable(DefinitionTable):
         self.common = common
         self._objects: Any = weakref.WeakValueDictionary()  # a new function may come with every message
         self._count = itertools.count()
+        self._recent: defaultdict[int, list[Any]] = defaultdict(list)  # by thread
+
+    def take_recent(self) -> list[Any]:
+        """Return the definitions of the messages that this thread has pickled since the last call."""
+        return self._recent.pop(threading.get_ident(), [])
 
     def number_of(self, value: Any) -> int | None:
         """Return the number of a definition; add a class, function or decorated callable that is new to the table."""
         number = self._numbers.get(id(value))
         if number is not None and self._objects.get(number) is value:
+            self._recent[threading.get_ident()].append(value)
             return number
         kind = type(value)
         if kind is types.FunctionType or issubclass(kind, type) or kind is LruCached:
@@ -128,6 +141,7 @@ class LiveTable(DefinitionTable):
             return None
         number = next(self._count)
         self.add(number, value)
+        self._recent[threading.get_ident()].append(value)
         return number
 
 

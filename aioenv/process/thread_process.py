@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -98,12 +99,17 @@ class ThreadChannel:
         if self._ended.done():
             return
         frame = Frame(kind, request, generation, [memoryview(part) for part in fixed], memoryview(payload))
+        named = self._take_recent()  # kept until the request was read
         self._fast_path = None
         times = self._times.get(kind)
         if times is not None and times.inline and not self._thread.jobs:
             self._run_inline(frame)
         else:
-            self._thread.submit(lambda: self._serve(frame), self._on_served)
+            self._thread.submit(partial(self._serve, frame, named), self._on_served)
+
+    def _take_recent(self) -> list[Any]:
+        """Return the definitions that the message of this thread names."""
+        return self._table.take_recent() if self._table is not None else []
 
     @property
     def steps_inline(self) -> bool:
@@ -143,7 +149,7 @@ class ThreadChannel:
         self._times[Kind.STEP].record(perf_counter() - start_s)
         return result
 
-    def finish_step(self, partial: PartialStep) -> None:
+    def finish_step(self, started: PartialStep) -> None:
         """Finish a step that C has started, on the caller's thread, and deliver the reply before this returns.
 
         Raises:
@@ -151,13 +157,13 @@ class ThreadChannel:
                 reply was delivered, with an error of that slot.
         """
         self._fast_path = None
-        error = partial.outcome
+        error = started.outcome
         if not (isinstance(error, BaseException) and raised_by_handler(error)):
-            self._run_inline(partial)
+            self._run_inline(started)
             return
         if isinstance(error, SystemExit):  # the program's, not the env's
-            partial = partial._replace(outcome=_interrupted(error))
-        self._run_inline(partial)
+            started = started._replace(outcome=_interrupted(error))
+        self._run_inline(started)
         raise error
 
     def _run_inline(self, frame: Frame | PartialStep) -> None:
@@ -175,8 +181,8 @@ class ThreadChannel:
                 self._inline = False
             self._on_served(more, error)
 
-    def _serve(self, frame: Frame | PartialStep) -> bool:
-        """Answer a request, on the thread that calls it."""
+    def _serve(self, frame: Frame | PartialStep, named: Sequence[Any] = ()) -> bool:
+        """Answer a request, on the thread that calls it; its caller keeps the definitions that it names."""
         if isinstance(frame, Frame):
             frame = self._placed(frame)
         times = self._times.get(frame.kind)
@@ -231,12 +237,13 @@ class ThreadChannel:
             into = (pending.into if pending is not None else None) or ()
             _copy(fixed, into)
         frame = Frame(kind, request, generation, into, memoryview(payload))
+        named = self._take_recent()  # kept until the reply was read
         if self._inline:
             self._deliver(frame)
         else:
-            self._thread.publish(self._deliver, frame)
+            self._thread.publish(partial(self._deliver, named=named), frame)
 
-    def _deliver(self, frame: Frame) -> None:
+    def _deliver(self, frame: Frame, named: Sequence[Any] = ()) -> None:
         if self._ended.done():
             return
         if self._on_frame is None:  # uvloop may call a reader before a task that was made earlier

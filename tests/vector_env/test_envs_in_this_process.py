@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import gc
 import signal
 import threading
-from functools import partial
+from functools import partial, partialmethod
 
 import gymnasium as gym
 import numpy as np
@@ -502,6 +503,53 @@ def test_classes_and_functions_keep_their_identity_in_infos_and_errors(num_worke
             assert isinstance(caught.value.__cause__, Stuck)
 
     run_on("uvloop", main())
+
+
+class ShortLived(Counter):
+    """Raises and returns instances of classes that nothing refers to afterwards."""
+
+    def step(self, action):
+        if action == self.WAIT:
+            raise self.told()
+        result = super().step(action)
+        return *result[:4], {"told": self.told()}
+
+    def told(self):
+        class Told(Exception):
+            pass
+
+        return Told("a class of its own")
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60])  # on the caller's thread; on the env's
+def test_classes_live_until_what_was_sent_with_them_is_read(timeout_s, monkeypatch):
+    """A garbage collection may come between: a class is part of a cycle, so that nothing else would free it."""
+    deliver, serve = thread_process.ThreadChannel._deliver, thread_process.ThreadChannel._serve
+
+    def collect(*args, before, **kwargs):
+        gc.collect()
+        return before(*args, **kwargs)
+
+    async def main():
+        envs = await aioenv.AsyncVectorEnv([partial(ShortLived, 1000)] * 2, num_workers=0, timeout_s=timeout_s)
+        async with envs:
+            await envs.reset(seed=0)
+            for _ in range(60):
+                await envs.step(np.zeros(2, int))
+            monkeypatch.setattr(thread_process.ThreadChannel, "_deliver", partialmethod(collect, before=deliver))
+            monkeypatch.setattr(thread_process.ThreadChannel, "_serve", partialmethod(collect, before=serve))
+            info = (await envs.step(np.zeros(2, int))).info
+            assert [type(told).__name__ for told in info["told"]] == ["Told"] * 2
+            assert type((await envs.call("told"))[1]).__name__ == "Told"
+            with pytest.raises(aioenv.EnvError) as caught:
+                await envs.step(np.array([0, Counter.WAIT]))
+            assert type(caught.value.__cause__).__name__ == "Told"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0):  # then the caller has no references any more
+                    await envs.set_attr("seen", [ShortLived.told(None) for _ in range(2)])
+            assert [type(told).__name__ for told in await envs.get_attr("seen")] == ["Told"] * 2
+
+    run_on("asyncio", main())
 
 
 class Told(Counter):
