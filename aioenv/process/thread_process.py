@@ -69,7 +69,7 @@ class ThreadChannel:
         self._requests = requests
         self._on_exit = on_exit
         self._on_frame: Callable[[Frame], None] | None = None  # set by `receive`
-        self._early: list[Frame] = []  # that came before
+        self._early: list[tuple[Frame, Sequence[Any]]] = []  # that came before, and the definitions that they name
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._service: Service | None = None
         self._table: DefinitionTable | None = None  # of the worker: its classes keep their identity in replies
@@ -247,7 +247,7 @@ class ThreadChannel:
         if self._ended.done():
             return
         if self._on_frame is None:  # uvloop may call a reader before a task that was made earlier
-            self._early.append(frame)
+            self._early.append((frame, named))
         else:
             self._hand_over(self._on_frame, frame)
 
@@ -265,7 +265,7 @@ class ThreadChannel:
         """Deliver replies until the channel is closed (see `Channel`)."""
         self._on_frame = on_frame
         early, self._early = self._early, []
-        for frame in early:  # also if the worker has ended meanwhile: they came before its end
+        for frame, _ in early:  # also if the worker has ended meanwhile: they came before its end
             self._hand_over(on_frame, frame)
         await self._ended
 

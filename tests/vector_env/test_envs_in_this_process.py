@@ -528,7 +528,9 @@ def test_classes_live_until_what_was_sent_with_them_is_read(timeout_s, monkeypat
 
     def collect(*args, before, **kwargs):
         gc.collect()
-        return before(*args, **kwargs)
+        value = before(*args, **kwargs)
+        gc.collect()
+        return value
 
     async def main():
         envs = await aioenv.AsyncVectorEnv([partial(ShortLived, 1000)] * 2, num_workers=0, timeout_s=timeout_s)
