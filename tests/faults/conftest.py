@@ -16,7 +16,7 @@ def pytest_terminal_summary(terminalreporter):
         if cell is not None:
             # a cell that leaves something behind fails in its teardown
             held[report.nodeid] = held.get(report.nodeid, True) and report.outcome == "passed"
-            pairs[report.nodeid] = cell[:2]
+            pairs[report.nodeid] = tuple(cell)
     if not held:
         return
     counts = defaultdict(lambda: [0, 0])

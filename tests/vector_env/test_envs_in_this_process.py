@@ -358,6 +358,21 @@ def test_the_result_of_an_interrupted_step_is_whole_and_counts_once(before):
         assert envs.stats().env_steps == steps + 2
 
 
+def test_a_step_interrupted_on_the_loops_thread_is_left_to_recv(monkeypatch):
+    """There the env's step ends before the caller, who waits, handles Ctrl-C."""
+    with aioenv.sync.VectorEnv([Signals] * 2, num_workers=0) as envs:
+        envs.reset(seed=0)
+        for _ in range(100):
+            envs.step(np.zeros(2, int))
+        portal = envs._portal
+        for name in ("run_inline", "run_while_idle"):  # as on a busy machine: the loop does not pause
+            monkeypatch.setattr(portal, name, lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.array([0, signal.SIGINT]))
+        assert envs.recv(2).obs[:, 1].tolist() == [101, 101]
+        assert envs.step(np.zeros(2, int)).obs[:, 1].tolist() == [102, 102]
+
+
 class Rung(Exception):
     """What a handler of a signal raises."""
 
