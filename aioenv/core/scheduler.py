@@ -143,7 +143,7 @@ class RequestScheduler:
         # a reply may wait for that of a spare env
         drawn = (images and images.draws) or pixel_renderer
         self.needs_replies_only = waitable and not (drawn or self.merger or self.spares)
-        self.timeouts = ReplyTimeouts(worker_pool, timeout_s, on_timeout, self.restarter)
+        self.timeouts = ReplyTimeouts(worker_pool, timeout_s, on_timeout, self.restarter, self.table)
         if self.merger is not None:
             self.merger.timeouts = self.timeouts
         self.remembered = RememberedState()

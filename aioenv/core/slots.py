@@ -1,4 +1,4 @@
-"""The state of every slot.
+"""The state of every slot, and which calls are refused in it.
 
     IDLE ──send──▶ IN_FLIGHT ──reply──▶ READY ──recv──▶ IDLE
       ▲               │
@@ -83,6 +83,10 @@ class SlotTable:
         """Return the number of slots in a state."""
         # three times as fast as numpy's count
         return self._states.tobytes().count(int(state))
+
+    def in_flight(self, slots: slice) -> bool:
+        """Return whether any of these slots is in flight."""
+        return bool((self._states[slots] == SlotState.IN_FLIGHT).any())
 
     def check_send(self, slots: Slots | slice, name: str, *, reset: bool) -> None:
         """Raise if any slot can't accept a request.

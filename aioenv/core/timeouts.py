@@ -12,6 +12,7 @@ from aioenv.errors import StepTimeout
 
 if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest
+    from aioenv.core.slots import SlotTable
     from aioenv.core.worker_pool import WorkerPool, WorkerSlots
     from aioenv.process.restart import Restarter
     from aioenv.rendering.step_pool import StepRenderPool
@@ -46,15 +47,22 @@ class ReplyTimeouts:
         on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout, or kill the workers that owe replies, with or without a
             restart. After a kill the wait goes on, for the errors or results of their slots.
         restarter: starts workers again; None if none are.
+        table: the states of the slots.
 
     Attributes:
         pools: the pools that draw images.
     """
 
     def __init__(
-        self, worker_pool: WorkerPool, timeout_s: float | None, on_timeout: str, restarter: Restarter | None
+        self,
+        worker_pool: WorkerPool,
+        timeout_s: float | None,
+        on_timeout: str,
+        restarter: Restarter | None,
+        table: SlotTable,
     ) -> None:
         self._worker_pool = worker_pool
+        self._table = table
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
         self._restarter = restarter
@@ -85,7 +93,14 @@ class ReplyTimeouts:
         return self._wait(partial(asyncio.shield, request.done), timeout_s, request, attach_partial=not shielded)
 
     async def wait(self, begin: Callable[[], Awaitable[object]]) -> None:
-        """Wait for the awaitable that `begin` makes, anew after workers were killed; raises as `wait_for`."""
+        """Wait for results of slots that are in flight.
+
+        Args:
+            begin: makes the awaitable to wait for; called again after workers were killed.
+
+        Raises:
+            StepTimeout: as `wait_for`.
+        """
         if self._timeout_s is None:
             await begin()
         else:
@@ -168,7 +183,7 @@ class ReplyTimeouts:
             if all(reply.done() and not reply.cancelled() for reply in replies):  # as in `_wait`
                 return [reply.exception() or reply.result() for reply in replies]
             if asked is None:
-                late = self._late()
+                late = [member for member in self._worker_pool.members if self._is_late(member)]
             else:
                 late = [member for member, reply in zip(asked, replies, strict=True) if reply.cancelled()]
             slots, running, who = self._describe(late)
@@ -236,12 +251,17 @@ class ReplyTimeouts:
     def _restarts(self, member: WorkerSlots) -> bool:
         return self._restarter is not None and self._restarter.is_restarting(member.worker)
 
-    def _late(self, request: BatchRequest | None = None) -> list[WorkerSlots]:
-        """Return the workers that owe a reply (to a request, if one is given), or are being started again."""
-        members = self._worker_pool.members
+    def _is_late(self, member: WorkerSlots) -> bool:
+        """Return whether a worker owes a reply, or is being started again."""
+        return member.worker.busy or self._restarts(member)
+
+    def _late(self, request: BatchRequest | None) -> list[WorkerSlots]:
+        """Return the late workers of those that have not answered a request; None: of those with slots in flight."""
         if request is not None:
             members = [part.member for part in request.parts if not part.arrived]
-        return [member for member in members if member.worker.busy or self._restarts(member)]
+        else:  # the others may have a call to answer, for which no worker is killed
+            members = [m for m in self._worker_pool.members if self._table.in_flight(slice(m.start, m.stop))]
+        return [member for member in members if self._is_late(member)]
 
     def _timed_out(self, late: list[WorkerSlots], timeout_s: float, request: BatchRequest | None) -> StepTimeout:
         slots, running, who = self._describe(late)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
+
 from aioenv.testing import FAULTS, MOMENTS
+
+pytest.register_assert_rewrite("tests.faults.play")
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -151,7 +151,8 @@ class Play:
         self.hangs = self.row.running is Outcome.TIMEOUT
         self.timeout_s = HANG_TIMEOUT_S if self.hangs else AMPLE_S
         hangs_at_start = self.hangs and cell.outcome is Outcome.START
-        self.start_timeout_s = START_TIMEOUT_S[cell.start] if hangs_at_start else AMPLE_S
+        workers = 2 if cell.door == "spares" else 1  # a slot
+        self.start_timeout_s = workers * START_TIMEOUT_S[cell.start] if hangs_at_start else AMPLE_S
         self.door = DOORS[cell.door](
             faulty_envs(NUM_ENVS, cell.fault, cell.when, slot=FAULTY, at=2 if cell.when == "step" else 1),
             num_workers=NUM_WORKERS,

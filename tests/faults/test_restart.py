@@ -424,6 +424,27 @@ async def test_who_owes_nothing_to_the_one_that_waits_is_not_killed():
         assert [w.state for w in envs.workers] == ["dead", "busy"]
 
 
+class Calls(Counter):
+    def read(self, path):
+        with open(path) as gate:  # a fifo: blocks until the test opens its other end
+            return gate.read()
+
+
+async def test_recv_kills_no_worker_that_has_only_a_call_to_answer(tmp_path):
+    os.mkfifo(gate := tmp_path / "gate")
+    async with aioenv.AsyncVectorEnv([Calls] * 2, num_workers=2, timeout_s=0.2, on_timeout="kill") as envs:
+        await envs.reset(seed=1)
+        with pytest.raises(aioenv.StepTimeout, match=r"slots \[1\]"):
+            await envs.call_at(1, "read", gate)
+        envs.send([HANG], [0])
+        with pytest.raises(aioenv.WorkerDied) as caught:
+            await envs.recv()
+        assert caught.value.slots == (0,)
+        assert [w.state for w in envs.workers] == ["dead", "busy"]
+        gate.write_text("")
+        assert await envs.call_at(1, "read", os.devnull) == ""
+
+
 async def test_a_timeout_holds_where_a_late_step_is_to_be_dropped_first():
     async with counters(restart=None) as envs:
         await envs.reset(seed=1)
