@@ -105,7 +105,7 @@ adapters: $(VENV)/.adapters opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) \
 		tests/adapters tests/examples/test_training.py tests/benchmarks/test_training.py tests/*/test_*first_hour.py tests/docs/test_reference.py $(NEED_TORCH) $(ARGS)
 
-# PPO of each training library to its known return, as a table, also over the library's own vector env: about 10 minutes
+# PPO of each training library to its known return, as a table, also over the library's own vector env: about 15 minutes
 trainers: $(VENV)/.adapters
 	$(BIN)/python -W ignore -m tests.adapters.trainers $(ARGS)
 

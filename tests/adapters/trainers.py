@@ -193,7 +193,7 @@ FULL = {
     "sb3": (train_sb3, 100_000, 475.0, "DummyVecEnv"),
     "tianshou": (train_tianshou, 100_000, 475.0, "DummyVectorEnv"),
     "torchrl": (train_torchrl, 100_000, 475.0, "SerialEnv"),
-    "rsl_rl": (train_rsl_rl, 1_000_000, 1500.0, None),
+    "rsl_rl": (train_rsl_rl, 2_000_000, 1500.0, None),
 }
 
 
