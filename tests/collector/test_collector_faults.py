@@ -482,10 +482,10 @@ def test_nothing_is_left_of_a_parent_that_is_killed(sent, start, num_workers):
 @pytest.mark.stress
 @pytest.mark.parametrize("run", range(20))
 @pytest.mark.asyncio
-async def test_kills_at_any_moment(run):
+async def test_kills_at_any_moment(run, caplog):
     """Every rollout is whole: each episode begins with the seed that comes next for its slot, or one begun again."""
     rng = np.random.default_rng(run)
-    logging.getLogger("aioenv").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "aioenv")
     policy = aioenv.RestartPolicy(1000, backoff_s=0.0)
     async with collector_of(
         mode="async", seed_plan=[*range(1000)], restart=policy, prefetch=run % 2, num_workers=run % 3
