@@ -87,7 +87,8 @@ def test_a_step_waits_until_the_spare_env_is_ready(mode: str, loop: str, gates: 
             await to_last_step(envs, mode)
             step = asyncio.ensure_future(envs.step([0, 0]))
             await asyncio.sleep(0)
-            await until(lambda: envs.workers[1].state == "ready")  # the other slot's env has replied
+            await until(lambda: _waiting(envs) == 1)  # its own env has replied
+            await until(lambda: envs.workers[1].state == "ready")  # so has the other slot's
             assert not step.done()
             assert envs.workers[2].state == "busy"
             await asyncio.to_thread(gates.open, 0, 1)
