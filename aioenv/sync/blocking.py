@@ -191,9 +191,6 @@ class BlockingStep:
         self._scheduler = stepper.scheduler
         self._listed = listed
         self._timeout_s = timeout_s
-        # an env that runs on the loop's thread can't be interrupted: its step must be left to `recv` before it ends
-        here = self._scheduler is not None and self._scheduler.dispatcher.here is not None
-        self._leave_first = here and timeout_s is None
         self._request: BatchRequest | None = None  # sent, and left to `recv`
         self._call: PortalCall | None = None  # runs on the loop: the whole step, or the wait for the request
         self._waited_inline = self._ended_inline = False
@@ -210,7 +207,9 @@ class BlockingStep:
             self._portal.run_inline(self._send_inline, actions, finish)
         if self._request is not None or self._ended_inline:
             return
-        if not finish or self._leave_first:
+        # an env that runs on the loop's thread can't be interrupted: its step must be left to `recv` before it ends
+        here = self._scheduler is not None and self._scheduler.dispatcher.here is not None
+        if not finish or (here and self._timeout_s is None):
             sent = self._portal.call(_send_step, self._envs, actions, self._listed)
             if sent is not None:
                 self._request, self._future = sent

@@ -322,7 +322,7 @@ def test_a_job_whose_time_is_up_saves_its_envs(tmp_path):
         pids = [int(pid) for pid in job.stdout.readline().split()]
         for pid in (*pids, job.pid):
             os.kill(pid, signal.SIGTERM)
-    assert job.returncode == 0 and len(pids) > 1
+    assert job.returncode == 0 and pids
 
     async def main() -> None:
         async with aioenv.make_vec("HalfCheetah-v5", 8, num_workers=2) as envs:
