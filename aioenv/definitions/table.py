@@ -106,8 +106,8 @@ class DefinitionTable:
 class LiveTable(DefinitionTable):
     """The table of workers that are threads of this process: every class and function is the process's own.
 
-    Its references are weak. A channel therefore keeps `take_recent()` until the message is read: nothing else may refer
-    to a class that an env has defined in its `step`, say.
+    Its references are weak. Each message therefore keeps `take_recent()` until it is read: nothing else may refer to a
+    class that an env has defined in its `step`, say.
 
     Args:
         token: see `DefinitionTable`.

@@ -69,7 +69,7 @@ class ThreadChannel:
         self._requests = requests
         self._on_exit = on_exit
         self._on_frame: Callable[[Frame], None] | None = None  # set by `receive`
-        self._early: list[tuple[Frame, Sequence[Any]]] = []  # that came before, and the definitions that they name
+        self._early: list[Frame] = []  # that came before
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._service: Service | None = None
         self._table: DefinitionTable | None = None  # of the worker: its classes keep their identity in replies
@@ -98,18 +98,21 @@ class ThreadChannel:
         """Give the worker a request; a short one is answered before this returns (see `Channel`)."""
         if self._ended.done():
             return
-        frame = Frame(kind, request, generation, [memoryview(part) for part in fixed], memoryview(payload))
-        named = self._take_recent()  # kept until the request was read
+        frame = Frame(kind, request, generation, [memoryview(part) for part in fixed], self._view_of(payload))
         self._fast_path = None
         times = self._times.get(kind)
         if times is not None and times.inline and not self._thread.jobs:
             self._run_inline(frame)
         else:
-            self._thread.submit(partial(self._serve, frame, named), self._on_served)
+            self._thread.submit(partial(self._serve, frame), self._on_served)
 
-    def _take_recent(self) -> list[Any]:
-        """Return the definitions that the message of this thread names."""
-        return self._table.take_recent() if self._table is not None else []
+    def _view_of(self, payload: Buffer) -> memoryview:
+        """Return a view of the message that this thread has pickled; it keeps the definitions that the message names.
+
+        A reply may be read long after its delivery, by the task that waits for it.
+        """
+        named = self._table.take_recent() if self._table is not None else []
+        return memoryview(_Message(payload, named) if named else payload)
 
     @property
     def steps_inline(self) -> bool:
@@ -181,8 +184,8 @@ class ThreadChannel:
                 self._inline = False
             self._on_served(more, error)
 
-    def _serve(self, frame: Frame | PartialStep, named: Sequence[Any] = ()) -> bool:
-        """Answer a request, on the thread that calls it; its caller keeps the definitions that it names."""
+    def _serve(self, frame: Frame | PartialStep) -> bool:
+        """Answer a request, on the thread that calls it."""
         if isinstance(frame, Frame):
             frame = self._placed(frame)
         times = self._times.get(frame.kind)
@@ -236,18 +239,17 @@ class ThreadChannel:
             pending = self._requests.pending.get(request)
             into = (pending.into if pending is not None else None) or ()
             _copy(fixed, into)
-        frame = Frame(kind, request, generation, into, memoryview(payload))
-        named = self._take_recent()  # kept until the reply was read
+        frame = Frame(kind, request, generation, into, self._view_of(payload))
         if self._inline:
             self._deliver(frame)
         else:
-            self._thread.publish(partial(self._deliver, named=named), frame)
+            self._thread.publish(self._deliver, frame)
 
-    def _deliver(self, frame: Frame, named: Sequence[Any] = ()) -> None:
+    def _deliver(self, frame: Frame) -> None:
         if self._ended.done():
             return
         if self._on_frame is None:  # uvloop may call a reader before a task that was made earlier
-            self._early.append((frame, named))
+            self._early.append(frame)
         else:
             self._hand_over(self._on_frame, frame)
 
@@ -265,7 +267,7 @@ class ThreadChannel:
         """Deliver replies until the channel is closed (see `Channel`)."""
         self._on_frame = on_frame
         early, self._early = self._early, []
-        for frame, _ in early:  # also if the worker has ended meanwhile: they came before its end
+        for frame in early:  # also if the worker has ended meanwhile: they came before its end
             self._hand_over(on_frame, frame)
         await self._ended
 
@@ -304,6 +306,17 @@ class ThreadChannel:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(exc)
+
+
+class _Message(bytes):
+    """A pickle, and the definitions that it names, of a table whose own references are weak (see `LiveTable`)."""
+
+    named: list[Any]
+
+    def __new__(cls, data: Buffer, named: list[Any]) -> _Message:
+        self = super().__new__(cls, data)
+        self.named = named
+        return self
 
 
 def _interrupted(error: SystemExit) -> RuntimeError:

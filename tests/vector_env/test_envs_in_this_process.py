@@ -535,6 +535,9 @@ class ShortLived(Counter):
 
         return Told("a class of its own")
 
+    def raise_told(self):
+        raise self.told()
+
 
 @pytest.mark.parametrize("timeout_s", [None, 60])  # on the caller's thread; on the env's
 def test_classes_live_until_what_was_sent_with_them_is_read(timeout_s, monkeypatch):
@@ -543,6 +546,8 @@ def test_classes_live_until_what_was_sent_with_them_is_read(timeout_s, monkeypat
 
     def collect(*args, before, **kwargs):
         gc.collect()
+        if before is deliver:  # on the loop's thread
+            asyncio.get_running_loop().call_soon(gc.collect)  # before the task that waits for the reply goes on
         value = before(*args, **kwargs)
         gc.collect()
         return value
@@ -558,6 +563,9 @@ def test_classes_live_until_what_was_sent_with_them_is_read(timeout_s, monkeypat
             info = (await envs.step(np.zeros(2, int))).info
             assert [type(told).__name__ for told in info["told"]] == ["Told"] * 2
             assert type((await envs.call("told"))[1]).__name__ == "Told"
+            with pytest.raises(aioenv.EnvError) as caught:
+                await envs.call("raise_told")
+            assert type(caught.value.__cause__).__name__ == "Told"
             with pytest.raises(aioenv.EnvError) as caught:
                 await envs.step(np.array([0, Counter.WAIT]))
             assert type(caught.value.__cause__).__name__ == "Told"
