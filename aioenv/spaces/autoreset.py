@@ -28,7 +28,7 @@ from aioenv.speedups import step_rows
 if TYPE_CHECKING:
     from aioenv.stats.counters import ResetPlan
 
-__all__ = ["Autoreset", "ResultArrays", "Stepped", "parse_mode"]
+__all__ = ["Autoreset", "ResultArrays", "Stepped", "copy_containers", "parse_mode"]
 
 
 _STEP, _RESET, _LOST = 0, 1, 2
@@ -216,7 +216,7 @@ class Autoreset:
         self._lost.pop(row, None)
         self._current_row[0] = 0
         if self._has_spares:
-            self.firsts[row] = _snapshot(obs), _snapshot(info)
+            self.firsts[row] = copy_containers(obs), copy_containers(info)
         return obs, info
 
     def note_exhausted(self, row: int, exc: BaseException) -> bool:
@@ -359,19 +359,19 @@ class Autoreset:
                         if self._has_spares:
                             out.ended = True
                             if self._same_step:
-                                info = {"final_obs": _snapshot(obs), "final_info": _snapshot(info)}
+                                info = {"final_obs": copy_containers(obs), "final_info": copy_containers(info)}
                         elif self.resets_next_step:
                             pending_reset[row] = _RESET
                         elif self._same_step:
-                            final = {"final_obs": _snapshot(obs), "final_info": _snapshot(info)}
+                            final = {"final_obs": copy_containers(obs), "final_info": copy_containers(info)}
                             obs, info = _check_reset(self._resets[row]())
                 if final is not None:
                     if isinstance(info, dict) and not final.keys().isdisjoint(info):
                         info = _added(final, info)  # dicts of one row are merged in the order of their schema ids
                     else:
                         infos.append((row, final))
-                if info:  # a copy of it: the next env may write into the same dict
-                    infos.append((row, info.copy() if type(info) is dict else info))
+                if info:
+                    infos.append((row, copy_containers(info)))  # the next env may write into the same arrays and dicts
             except SystemExit:
                 raise
             # a panic of Rust code and asyncio's CancelledError are no Exception
@@ -428,16 +428,16 @@ def _added(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _snapshot(value: Any) -> Any:
-    """Copy the arrays and containers of a value, into which its env may write when it is reset."""
+def copy_containers(value: Any) -> Any:
+    """Copy the arrays and containers of an observation or info, into which an env may write later."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if type(value) is dict:
-        return {key: _snapshot(item) for key, item in value.items()}
+        return {key: copy_containers(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_snapshot, value))
+        return type(value)(map(copy_containers, value))
     if isinstance(value, tuple) and hasattr(value, "_make"):  # a graph is a named tuple of arrays
-        return value._make(map(_snapshot, value))
+        return value._make(map(copy_containers, value))
     return value
 
 

@@ -168,6 +168,45 @@ static int as_number(PyObject *object, double *number) {
     return 0;
 }
 
+static PyObject *copy_containers(PyObject *value);
+
+static PyObject *copy_list(PyObject *list) {
+    PyObject *copy = PySequence_List(list);
+    for (Py_ssize_t i = 0; copy != NULL && i < PyList_GET_SIZE(copy); i++) {
+        PyObject *item = copy_containers(PyList_GET_ITEM(copy, i));
+        if (item == NULL || PyList_SetItem(copy, i, item) < 0)
+            Py_CLEAR(copy);
+    }
+    return copy;
+}
+
+static PyObject *copy_dict(PyObject *dict) {
+    PyObject *copy = PyDict_Copy(dict), *key, *value;
+    for (Py_ssize_t place = 0; copy != NULL && PyDict_Next(copy, &place, &key, &value);) {
+        PyObject *item = copy_containers(value); /* this loop may replace the values of keys */
+        if (item == NULL || PyDict_SetItem(copy, key, item) < 0)
+            Py_CLEAR(copy);
+        Py_XDECREF(item);
+    }
+    return copy;
+}
+
+/* Copy the arrays and containers of an info, into which an env may write later: as in spaces/autoreset.py. */
+static PyObject *copy_containers(PyObject *value) {
+    if (PyObject_TypeCheck(value, (PyTypeObject *)numpy_array))
+        return PyObject_CallMethodNoArgs(value, str_copy);
+    int is_dict = PyDict_CheckExact(value), is_tuple = PyTuple_CheckExact(value);
+    if (!is_dict && !is_tuple && !PyList_CheckExact(value))
+        return Py_NewRef(value);
+    if (Py_EnterRecursiveCall(" in an info"))
+        return NULL;
+    PyObject *copy = is_dict ? copy_dict(value) : copy_list(value);
+    if (is_tuple && copy != NULL)
+        Py_SETREF(copy, PyList_AsTuple(copy));
+    Py_LeaveRecursiveCall();
+    return copy;
+}
+
 static int store_info(PyObject *info, Py_ssize_t row, const Stepping *stepping) {
     PyObject *infos = stepping->infos;
     if (!PyDict_GET_SIZE(info))
@@ -178,7 +217,7 @@ static int store_info(PyObject *info, Py_ssize_t row, const Stepping *stepping) 
         if (restore_infos(stepping->columns, infos) < 0)
             return -1;
     }
-    PyObject *pair = Py_BuildValue("(nN)", row, PyDict_Copy(info)); /* a copy: the env may reuse its dict */
+    PyObject *pair = Py_BuildValue("(nN)", row, copy_containers(info));
     int failed = pair == NULL ? -1 : PyList_Append(infos, pair);
     Py_XDECREF(pair);
     return failed;

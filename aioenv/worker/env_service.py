@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.ipc.frames import MAX_FIXED_BYTES, Frame, new_tuple
 from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
-from aioenv.spaces.autoreset import Autoreset, Stepped
+from aioenv.spaces.autoreset import Autoreset, Stepped, copy_containers
 from aioenv.spaces.infos import Gatherer
 from aioenv.spaces.layout import Layout, SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
@@ -302,7 +302,7 @@ class EnvService(SlotService):
                 )
                 self._rows.write_observation(batch, row, obs)
                 if info:
-                    infos.append((row, info))
+                    infos.append((row, copy_containers(info)))  # the next env may write into the same arrays and dicts
             except SystemExit:
                 raise
             except BaseException as exc:

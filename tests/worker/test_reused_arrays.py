@@ -57,3 +57,44 @@ def test_the_end_of_an_episode_is_not_overwritten_by_the_next(kind):
             assert info["final_info"]["nested"]["list"][slot][0].tolist() == [3, 3]
         assert info["final_info"]["time"].tolist() == [3, 3] and info["time"].tolist() == [-1, -1]
         assert info["final_info"]["nested"]["array"].tolist() == [[3, 3]] * 2
+
+
+class SharesInfos(gym.Env):
+    """All of them write into the same arrays and dicts, and return these as infos."""
+
+    observation_space = action_space = spaces.Discrete(2)
+    array = np.zeros(2)
+    nested = {"list": [array], "dict": {"array": array}, "tuple": (array,)}
+    info: dict[str, object] = {}
+
+    def __init__(self, number):
+        self.number = number
+
+    def _write(self, value):
+        self.array[:] = self.info["number"] = value
+        return self.info
+
+    def reset(self, *, seed=None, options=None):
+        return 0, self._write(self.number)
+
+    def step(self, action):
+        self._write(self.number + 10)
+        return 0, 0.0, False, False, {"array": self.array, **(self.nested if action else {})}
+
+
+@pytest.mark.parametrize("make", [sync.VectorEnv, sync.SyncVectorEnv])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_each_slot_has_its_own_infos(make, num_workers):
+    """As with Gymnasium, also while steps still run in Python: C takes over after some of them."""
+    how = {"num_workers": num_workers} if make is sync.VectorEnv else {}
+    with make([lambda number=number: SharesInfos(number) for number in range(3)], **how) as envs:
+        assert envs.reset()[1]["number"].tolist() == [0, 1, 2]
+        expected = [[10, 10], [11, 11], [12, 12]]
+        for _ in range(60):
+            info = envs.step(np.zeros(3, int))[4]
+            assert info["array"].tolist() == expected
+        for _ in range(60):
+            info = envs.step(np.ones(3, int))[4]
+            assert info["array"].tolist() == info["dict"]["array"].tolist() == expected
+            for name in ("list", "tuple"):
+                assert [value[0].tolist() for value in info[name]] == expected
