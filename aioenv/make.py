@@ -53,6 +53,7 @@ BACKENDS = ("workers", "native", "auto")
 _NATIVE_FROM = {"CartPole-v0": 2, "CartPole-v1": 2}
 # Our faster version of Gymnasium's vector env, and the arguments of the latter.
 _CARTPOLE = "aioenv.native.cartpole:CartPoleVectorEnv"
+_SINGLE_CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 _CARTPOLE_ARGUMENTS = ("max_episode_steps", "sutton_barto_reward")
 _log = logging.getLogger("aioenv")
 
@@ -165,19 +166,23 @@ def make_vec(
             or ignore_signals
             or spare_envs
         )
+        images = render is not None or pixels is not None
+        draws = "render_mode" in (env.kwargs | env_kwargs if isinstance(env, EnvSpec) else env_kwargs)
         needs_single = (
             bool(wrappers)
             or observation_mode != "same"
             or seed_plan is not None
             or autoreset_options is not None
             or debug
-            or "render_mode" in env_kwargs
+            or draws
         )
         backend = "workers"
-        if not (needs_processes or needs_single) and (more := _native_arguments(env, num_envs, env_kwargs)) is not None:
-            backend, env_kwargs = "native", {**env_kwargs, **more}
+        if not (needs_processes or needs_single):
+            more = _native_arguments(env, num_envs, env_kwargs, images=images)
+            if more is not None:
+                backend, env_kwargs = "native", {**env_kwargs, **more}
         choosing = backend == "workers" and not needs_processes and not debug
-        choosing = choosing and (timeout_s, render, pixels) == (None, None, None) and "render_mode" not in env_kwargs
+        choosing = choosing and timeout_s is None and not images and not draws
     if env_kwargs:
         refuse_misspelled("aioenv.make_vec", _PARAMETERS, env_kwargs, env, native=backend == "native")
     if backend == "native":
@@ -264,10 +269,11 @@ def make_vec(
     return envs
 
 
-def _native_arguments(env: Any, num_envs: int, env_kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+def _native_arguments(env: Any, num_envs: int, env_kwargs: Mapping[str, Any], *, images: bool) -> dict[str, Any] | None:
     """Return the further arguments with which the native version of an env gives the results of single envs.
 
-    None if there is no such version, if it does not take these arguments, or if single envs are faster.
+    None if there is no such version, if it does not take these arguments or draws no `images` that are asked for, or
+    if single envs are faster.
     """
     if not isinstance(env, (str, EnvSpec)) or (isinstance(env, str) and ":" in env):
         return None
@@ -275,18 +281,23 @@ def _native_arguments(env: Any, num_envs: int, env_kwargs: Mapping[str, Any]) ->
     if spec.additional_wrappers or num_envs < _NATIVE_FROM.get(spec.id, 1):
         return None
     maker: Any = TASKS.get(str(spec.entry_point)) if is_native_task(spec) else vector_entry_point(spec)
-    if maker not in (_CARTPOLE, *TASKS.values()):
+    is_cartpole = maker == _CARTPOLE and spec.entry_point == _SINGLE_CARTPOLE and not images
+    if not is_cartpole and maker not in TASKS.values():
+        return None
+    limit = env_kwargs.get("max_episode_steps")
+    limit = spec.max_episode_steps if limit is None else limit
+    if is_cartpole and (type(limit) is not int or limit < 1):  # single envs take -1 (none), and refuse others
         return None
     try:
-        if maker != _CARTPOLE:
+        if not is_cartpole:
             require_batch()
         known = inspect.signature(load_env_creator(maker)).parameters
     except (VersionError, ImportError):
         return None
-    if any(name not in known and name not in _CARTPOLE_ARGUMENTS for name in env_kwargs):
+    if any(name not in known and name not in _CARTPOLE_ARGUMENTS for name in {**spec.kwargs, **env_kwargs}):
         return None
     _log.info('backend="auto": %d x %s step natively, as one vector env with the same results', num_envs, spec.id)
-    return {"one_generator": False} if maker == _CARTPOLE else {}
+    return {"one_generator": False, "max_episode_steps": limit} if is_cartpole else {}
 
 
 def _refuse_native(**given: bool) -> None:

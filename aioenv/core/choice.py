@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from aioenv.core.waits import Stats
 from aioenv.core.worker_pool import one_env_worker
+from aioenv.errors import WorkerStartError
 from aioenv.platform import usable_cpus
 from aioenv.worker.description import measure_step
 
@@ -65,17 +66,20 @@ class BackendChoice:
     async def prefers_this_process(self, start_timeout_s: float) -> bool:
         """Measure, unless that was done before; return whether all slots step faster in this process.
 
-        If this is cancelled, the worker is killed.
+        If the env can't be made, or stepped with random actions, the answer is no. If this is cancelled, the worker is
+        killed.
 
         Args:
-            start_timeout_s: the limit for making one env, in seconds.
-
-        Raises:
-            WorkerStartError: if the env can't be made or stepped.
+            start_timeout_s: the limit for making and measuring one env, in seconds.
         """
         costs = _known.get(self._key)
         if costs is None:
-            costs = _known[self._key] = await _measure(self.factories[0], start_timeout_s)
+            try:
+                costs = _known[self._key] = await _measure(self.factories[0], start_timeout_s)
+            except WorkerStartError as exc:
+                n, why = len(self.factories), str(exc)
+                _log.info('backend="auto": %d x %s step over workers: no step was measured: %s', n, self._what, why)
+                return False
         n, workers = len(self.factories), min(len(self.factories), usable_cpus())
         saved_s = n * costs.step_s * (1 - 1 / workers)  # what workers save, since they step side by side
         here = saved_s < costs.exchange_s

@@ -134,7 +134,9 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         if ended:
             goes_on = np.logical_not(over)
             reward = goes_on.astype(np.float32) if reward is None else np.where(over, np.float32(0), reward)
-            if self._own:
+            if not self.one_generator:
+                self._start(over.nonzero()[0], *_BOUNDS_OF_STARTS)
+            elif self._own:
                 self._start(over.nonzero()[0], self.low, self.high)
             else:  # drawn in the same order as Gymnasium's
                 state[:, over] = self.np_random.uniform(self.low, self.high, (4, ended))

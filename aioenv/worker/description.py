@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +18,7 @@ from aioenv.ipc.messages import dump
 from aioenv.spaces.layout import packed
 from aioenv.state.checkpoint import RowCheckpoint
 from aioenv.state.render_source import MujocoSource, dump_model, find_source
+from aioenv.stats.sharing import counting_paused
 from aioenv.worker import worker_context
 from aioenv.worker.making import explain_no_env
 from aioenv.worker.service import SlotService, StartFailed, describe_failure
@@ -270,7 +273,16 @@ _MEASURE_S = 20e-3
 
 
 def measure_step(env: Env[Any, Any]) -> float:
-    """Step an env with random actions for 20 ms; return the mean seconds of a step, with its share of resets."""
+    """Step an env with random actions for 20 ms; return the mean seconds of a step, with its share of resets.
+
+    It is stepped where envs of the training process are: not on the thread that made it, and while a loop runs. Shared
+    statistics ignore these steps.
+    """
+    with counting_paused(), ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _mean_step(env)).result()
+
+
+async def _mean_step(env: Env[Any, Any]) -> float:
     env.action_space.seed(0)
     env.reset(seed=0)
     env.step(env.action_space.sample())  # the first step also checks and compiles

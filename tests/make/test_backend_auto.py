@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import threading
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
 import aioenv.sync
 from aioenv.core import choice
+from aioenv.stats import NormalizeObservation, SharedRunningStats
 from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter
 from tests.kits.loop_kit import run_on
@@ -102,6 +108,72 @@ def test_a_native_version_has_the_results_of_single_envs(env_id, mode, caplog):
     assert f'backend="auto": 3 x {env_id} step natively' in caplog.text
 
 
+CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPole"
+
+
+class HalfReward(CartPoleEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward / 2, *rest
+
+
+@pytest.fixture(scope="module")
+def own_ids():
+    vector = f"{CARTPOLE}VectorEnv"
+    gym.register("NoLimit-v0", entry_point=f"{CARTPOLE}Env", vector_entry_point=vector)
+    gym.register("Half-v0", entry_point=HalfReward, vector_entry_point=vector, max_episode_steps=500)
+    yield
+    for env_id in ("NoLimit-v0", "Half-v0"):
+        del gym.registry[env_id]
+
+
+async def first_end(env, backend, **kwargs):
+    """Balance two poles; return the step in which an episode ends (None: not in 510), and the last rewards."""
+    async with aioenv.make_vec(env, 2, backend=backend, **kwargs) as envs:
+        obs, _ = await envs.reset(seed=0)
+        for number in range(1, 511):
+            push = obs @ [0.05, 0.1, 1, 0.5] > 0
+            obs, reward, terminated, truncated, _ = await envs.step(push.astype(np.int64))
+            if (terminated | truncated).any():
+                return number, reward.tolist()
+    return None, reward.tolist()
+
+
+@pytest.mark.parametrize("backend", ["workers", "auto"])
+@pytest.mark.parametrize(
+    ("env", "kwargs", "end", "reward"),
+    [
+        ("CartPole-v1", {"max_episode_steps": -1}, None, 1),
+        ("CartPole-v1", {"max_episode_steps": None}, 500, 1),
+        ("CartPole-v1", {"max_episode_steps": 7}, 7, 1),
+        (gym.make("CartPole-v1", max_episode_steps=-1).spec, {}, None, 1),
+        (gym.make("CartPole-v1", max_episode_steps=7).spec, {}, 7, 1),
+        ("NoLimit-v0", {}, None, 1),
+        ("Half-v0", {}, 500, 0.5),
+    ],
+)
+def test_the_limit_and_the_class_are_those_of_single_envs(env, kwargs, end, reward, backend, own_ids, monkeypatch):
+    costs(monkeypatch, 1e-6)
+    assert run_on("uvloop", first_end(env, backend, **kwargs)) == (end, [reward, reward])
+
+
+@pytest.mark.parametrize("limit", [0, 5.0, np.int64(5)])
+def test_limits_that_single_envs_refuse_are_refused(limit, monkeypatch):
+    costs(monkeypatch, 1e-6)
+    with pytest.raises(aioenv.WorkerStartError, match="max_episode_steps"):
+        run_on("uvloop", first_end("CartPole-v1", "auto", max_episode_steps=limit))
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_options_of_one_reset_are_not_those_of_automatic_ones(mode):
+    async def starts(backend):
+        async with aioenv.make_vec("CartPole-v1", 3, backend=backend, autoreset_mode=mode) as envs:
+            await envs.reset(seed=1, options={"low": -0.2, "high": -0.19})
+            return [(await envs.step(np.zeros(3, int))).obs for _ in range(60)]
+
+    assert_same(run_on("uvloop", starts("auto")), run_on("uvloop", starts("workers")))
+
+
 SINGLE = {
     "wrappers": [lambda env: gym.wrappers.ClipReward(env, 0.0, 1.0)],
     "observation_mode": "different",
@@ -109,6 +181,18 @@ SINGLE = {
     "autoreset_options": {},
     "render_mode": "rgb_array",
 }
+
+
+@needs_mujoco_batch
+def test_a_spec_with_a_render_mode_is_not_native():
+    spec = gym.make("Hopper-v5", render_mode="rgb_array").spec
+    assert run_on("uvloop", started(spec, 2)) == "workers"
+
+
+def test_images_of_an_env_that_draws_itself_are_not_native():
+    config = aioenv.RenderConfig(width=600, height=400)
+    assert not isinstance(aioenv.make_vec("CartPole-v1", 3, backend="auto", render=config), aioenv.NativeVectorEnv)
+    assert not isinstance(aioenv.make_vec("CartPole-v1", 3, backend="auto", pixels=config), aioenv.NativeVectorEnv)
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -159,6 +243,56 @@ def test_an_env_that_cannot_be_made_says_so():
             await aioenv.make_vec("Pendulum-v1", 2, backend="auto", nonsense=1)
 
     run_on("asyncio", main())
+
+
+class Odd(Counter):
+    """Fails where `measure_step` steps it: with random actions, in another thread, or while a loop runs."""
+
+    def __init__(self, why):
+        super().__init__(10)
+        self.why, self.thread = why, threading.get_ident()
+
+    def step(self, action):
+        if self.why == "action" and action != self.OK:
+            raise ValueError(f"illegal action {action}")
+        if self.why == "exit" and action != self.OK:
+            os._exit(3)
+        if self.why == "thread" and threading.get_ident() != self.thread:
+            raise RuntimeError("made in another thread")
+        if self.why == "loop":
+            asyncio.run(asyncio.sleep(0))
+        return super().step(action)
+
+
+@pytest.mark.parametrize("why", ["action", "exit", "thread", "loop"])
+def test_an_env_that_can_not_be_measured_steps_over_workers(why, caplog):
+    caplog.set_level(logging.INFO, "aioenv")
+    gym.register("Odd-v0", entry_point=Odd)
+
+    async def main():
+        async with aioenv.make_vec("Odd-v0", 2, backend="auto", why=why) as envs:
+            assert envs.backend == "workers"
+            await envs.reset()
+            for _ in range(30):
+                await envs.step(np.full(2, Counter.OK))
+
+    try:
+        run_on("asyncio", main())
+    finally:
+        del gym.registry["Odd-v0"]
+    assert 'backend="auto": 2 x Odd-v0 step over workers: no step was measured: ' in caplog.text
+
+
+def test_steps_that_are_measured_do_not_count_in_statistics():
+    with SharedRunningStats(2, live=True) as seen:
+
+        async def main():
+            wrap = partial(NormalizeObservation, stats=seen)
+            async with aioenv.make_vec("MountainCar-v0", 2, backend="auto", wrappers=[wrap]) as envs:
+                await envs.reset(seed=0)
+
+        run_on("asyncio", main())
+        assert seen.count == 2
 
 
 def test_blocking_code_takes_it_too(monkeypatch):
