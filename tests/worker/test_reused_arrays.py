@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -64,8 +66,8 @@ class SharesInfos(gym.Env):
 
     observation_space = action_space = spaces.Discrete(2)
     array = np.zeros(2)
-    nested = {"list": [array], "dict": {"array": array}, "tuple": (array,)}
-    info: dict[str, object] = {}
+    nested: ClassVar = {"list": [array], "dict": {"array": array}, "tuple": (array,)}
+    info: ClassVar = {}
 
     def __init__(self, number):
         self.number = number
