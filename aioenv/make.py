@@ -108,9 +108,9 @@ def make_vec(
             takes an argument `autoreset_mode`, its own mode. "auto" takes what is fastest with the same results: our
             native version, if there is one and nothing that was asked for needs single envs; else single envs in this
             process (`num_workers=0`), if their steps take less than workers would save; else workers. For an id it
-            steps one env for 20 ms, in a process of its own, once for each id and program, when the vector env is
-            started. A function is never called for that: its envs step in workers. The logger "aioenv" says what was
-            chosen and why, at level INFO; `envs.backend` tells it.
+            steps one env with its wrappers for 20 ms, in a process of its own, once for each id and program, when the
+            vector env is started. A function that makes envs is never called for that: they step in workers. The logger
+            "aioenv" says what was chosen and why, at level INFO; `envs.backend` tells it.
         wrappers: applied to each env in the worker, the first one innermost.
         **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` or `pixels` given, an id or a spec
             gets `render_mode="rgb_array"` unless this has another one.

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
+import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -146,7 +147,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             raise ValueError(f"run_in: expected one of {', '.join(map(repr, RUN_IN))}, got {run_in!r}")
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
-        split = not (isinstance(num_workers, int) and num_workers == 0)  # False equals 0
+        split = not (isinstance(num_workers, (int, np.integer)) and num_workers == 0)  # False equals 0
         if split and run_in != "auto":
             raise ValueError(f"run_in={run_in!r}: with num_workers={num_workers} it runs in the workers")
         if not split and on_timeout != "raise":

@@ -254,7 +254,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
         num_workers, clusters = check_clusters(cluster, num_workers, self.num_envs)
-        here = isinstance(num_workers, int) and not isinstance(num_workers, bool) and num_workers == 0
+        here = isinstance(num_workers, (int, np.integer)) and not isinstance(num_workers, bool) and num_workers == 0
         if here:
             refuse_without_workers(
                 start=start is not None,

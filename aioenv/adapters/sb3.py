@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import Env, spaces
@@ -297,7 +297,9 @@ async def _query_envs(
     function = query.rows if isinstance(envs, NativeVectorEnv) else query.single
     numbers = backend.table.slot_numbers(slots)
     with envs._clock.envs:
-        return in_order(numbers, await backend.call_service(numbers, what, "apply", lambda _: (function, args)))
+        spares: Literal[False, "living"] = "living" if query is ASSIGN else False  # both envs of a slot get its value
+        results = await backend.call_service(numbers, what, "apply", lambda _: (function, args), spares=spares)
+        return in_order(numbers, results)
 
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:

@@ -6,7 +6,7 @@ A vector env, its rollouts, numbered episodes, calls, states, images and timelin
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -297,7 +297,7 @@ class Backend(Protocol):
         method: str,
         arguments: Callable[[list[int]], tuple[Any, ...]],
         *,
-        spares: bool = False,
+        spares: bool | Literal["living"] = False,
         on_sent: Callable[[], None] | None = None,
     ) -> tuple[Any, ...]:
         """Call a method of the services that hold the envs, for some slots (None: all).
@@ -308,7 +308,7 @@ class Backend(Protocol):
             method: the name of the method.
             arguments: makes the method's arguments, after the rows, for the slots of one service.
             spares: call both envs of each slot; only where there are spare envs. `arguments` gets `num_envs + slot` for
-                a slot's second env.
+                a slot's second env. "living": where there are spare envs, call those whose workers have not ended.
             on_sent: with `spares`: called as soon as all calls are sent, before anything else can be.
 
         Returns:

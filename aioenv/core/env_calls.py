@@ -263,7 +263,7 @@ async def set_attr(backend: Backend, name: str, values: Any) -> None:
     def arguments(numbers: list[int]) -> tuple[Any, ...]:
         return name, [each[number % len(each)] for number in numbers]  # both envs of a slot get its value
 
-    await backend.call_service(None, f"set_attr({name!r})", "set_attr", arguments)
+    await backend.call_service(None, f"set_attr({name!r})", "set_attr", arguments, spares="living")
 
 
 def spread_values(values: Any, num_envs: int) -> Sequence[Any]:

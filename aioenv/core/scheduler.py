@@ -603,13 +603,13 @@ class RequestScheduler:
         method: str,
         arguments: Callable[[list[int]], tuple[Any, ...]],
         *,
-        spares: bool = False,
+        spares: bool | Literal["living"] = False,
         on_sent: Callable[[], None] | None = None,
     ) -> tuple[Any, ...]:
         """Call a method of the workers' services for some slots (see `Backend.call_service`)."""
         whose: Literal["none", "both", "living"] = "both" if spares else "none"
-        if method == "set_attr" and self.spares is not None:  # attributes are the same in both envs of a slot
-            whose = "living"
+        if spares == "living":
+            whose = "none" if self.spares is None else "living"
         return await call_workers(self, slots, what, method, arguments, spares=whose, on_sent=on_sent)
 
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:

@@ -86,8 +86,8 @@ class _Slot:
         prepared: the reset of the spare env, whose reply may not be in; None: there is none.
         taken: the reset that the slot already waits for, until its reply arrives; None otherwise.
         waiting: the request that waits for this reply; since: when it began to wait, by `perf_counter`.
-        last: the last observation and state of an episode that has ended, of which the next step begins the next one;
-            None: its episode goes on.
+        last: the last observation and state of an episode that has ended, while the next one has not begun; None: its
+            episode goes on.
         restarted: whether the episode that begins now comes after such a one.
         held: whether an episode that ends is followed by a reset that was announced (see `SpareEnvs.reserve`).
         reserved: whether `prepared` is the one that was announced; reserved_seed: its seed.
@@ -317,10 +317,11 @@ class SpareEnvs:
         batch, row = request.batch, part.start
         if part.errors and self.is_waiting(part):  # Ctrl-C while its reply was handled has ended its worker
             self._slots[part.slots[0]].waiting = None
-        if not (batch.terminated[row] or batch.truncated[row]) or part.errors or not request.stepped:
+        if part.errors or not request.stepped:
             return False
         slot = self._slots[part.slots[0]]
-        if slot.held:
+        slot.last = None  # there is one after a reset that raised
+        if not (batch.terminated[row] or batch.truncated[row]) or slot.held:
             return False
         if not self._next_step:
             return not self._take_over(slot, request, part)
@@ -412,12 +413,13 @@ class SpareEnvs:
             batch.reward[row], batch.terminated[row], batch.truncated[row] = 0.0, False, False
             part.columns = ()
         shown = _last_of(taken, source)
-        if source.exhausted:  # the last observation stays, and the next step tries once more
-            part.exhausted = source.exhausted
-            self.ended.add(slot.slot)
+        if source.exhausted or source.errors:  # the last observation stays
             if last is None and request.stepped:
                 last = _last_of(request, part)
             slot.last, shown = last, last or shown
+        if source.exhausted:  # the next step tries once more
+            part.exhausted = source.exhausted
+            self.ended.add(slot.slot)
         _put_last(shown, request, part)
         here = slice(row, row + 1)
         part.columns = [*part.columns, *(columns._replace(positions=here) for columns in source.columns)]

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from signal import SIGINT
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -779,7 +779,7 @@ class InProcessBackend:
         method: str,
         arguments: Callable[[list[int]], tuple[Any, ...]],
         *,
-        spares: bool = False,
+        spares: bool | Literal["living"] = False,
         on_sent: Callable[[], None] | None = None,
     ) -> tuple[Any, ...]:
         """Call a method of `VectorCalls` (see `Backend.call_service`), on the env's thread if it has one.

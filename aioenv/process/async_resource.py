@@ -179,7 +179,9 @@ class AsyncResource:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            raise LoopError(f"this {self._noun} is used on an event loop, in a coroutine; none runs here") from None
+            where = "" if self._pid == os.getpid() else f": this is a forked copy of process {self._pid}"
+            why = f"this {self._noun} is used on an event loop, in a coroutine; none runs here{where}"
+            raise LoopError(why) from None
         if loop is not self._loop:
             where = "" if self._pid == os.getpid() else f", of which process {os.getpid()} is a forked copy"
             raise LoopError(

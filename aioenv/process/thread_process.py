@@ -65,6 +65,7 @@ class ThreadChannel:
     def __init__(self, thread: EnvThread, requests: OutstandingRequests, on_exit: _OnExit) -> None:
         self.server: RequestServer | None = None
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         self._thread = thread
         self._requests = requests
         self._on_exit = on_exit
@@ -191,7 +192,12 @@ class ThreadChannel:
         times = self._times.get(frame.kind)
         start_s = perf_counter()
         assert self.server is not None
-        more = self.server.serve(frame)
+        try:
+            more = self.server.serve(frame)
+        except SystemExit as error:
+            if os.getpid() != self._pid:  # a child that an env has forked, and not this program, is to end
+                os._exit(_exit_code(error))
+            raise
         if times is not None:
             times.record(perf_counter() - start_s)
         return more
@@ -211,12 +217,7 @@ class ThreadChannel:
     def _on_served(self, more: bool | None, error: BaseException | None) -> None:
         """Note on the loop that a request was served."""
         if isinstance(error, SystemExit):
-            code = 0 if error.code is None else error.code
-            if not isinstance(code, int):  # as at the end of a process
-                if sys.stderr is not None:
-                    sys.stderr.write(f"{code}\n")
-                code = 1
-            self._on_exit(code)
+            self._on_exit(_exit_code(error))
         elif error is not None:
             self._end(WireError(f"a request could not be served: {type(error).__name__}: {error}"))
         elif not more:
@@ -317,6 +318,16 @@ class _Message(bytes):
         self = super().__new__(cls, data)
         self.named = named
         return self
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return the exit code of a process that ends by this; print what is none, as Python does."""
+    code = 0 if error.code is None else error.code
+    if isinstance(code, int):
+        return code
+    if sys.stderr is not None:
+        sys.stderr.write(f"{code}\n")
+    return 1
 
 
 def _interrupted(error: SystemExit) -> RuntimeError:

@@ -159,3 +159,15 @@ def test_native_envs_made_of_single_ones_are_asked_one_by_one():
             envs.get_attr("count", [0])
     finally:
         envs.close()
+
+
+def test_an_attribute_is_set_in_both_envs_of_a_slot():
+    from aioenv.adapters import sb3
+
+    envs = sb3.VecEnv([lambda: Game(gym.make("CartPole-v1", max_episode_steps=2))] * 2, spare_envs=True)
+    envs.reset()
+    envs.set_attr("calls", 7, indices=[1])
+    for _ in range(7):
+        assert envs.get_attr("calls") == [0, 7]
+        envs.step(np.zeros(2, np.int64))
+    envs.close()

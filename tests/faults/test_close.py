@@ -293,6 +293,26 @@ def test_blocking_calls_in_a_forked_child_fail_at_once(kind):
     run_alone(code, timeout_s=40)
 
 
+def test_a_coroutine_that_forks_gets_an_error_that_says_so():
+    code = """
+    import asyncio, os, aioenv
+    async def main():
+        async with aioenv.make_vec("CartPole-v1", 2) as envs:
+            await envs.reset()
+            child = os.fork()
+            if child == 0:
+                try:
+                    await envs.step([0, 1])
+                except aioenv.LoopError as exc:
+                    os._exit("forked copy" not in str(exc))
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            await envs.step([0, 1])
+    asyncio.run(main())
+    """
+    run_alone(code, timeout_s=40)
+
+
 def test_the_facade_from_another_thread_and_twice():
     envs = aioenv.sync.make_vec("CartPole-v1", 2, num_workers=2)
     envs.reset()

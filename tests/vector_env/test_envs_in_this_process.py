@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import enum
 import gc
+import os
 import signal
+import sys
 import threading
 from functools import partial, partialmethod
 
@@ -751,3 +753,27 @@ def test_an_env_that_steps_its_own_vector_env_is_refused(options):
             envs.call("step_all")
         assert all(isinstance(error.__cause__, aioenv.LoopError) for error in caught.value.exceptions)
         assert envs.step(np.zeros(2, int)).reward.tolist() == [1.0, 1.0]
+
+
+class Forks(Counter):
+    """Forks a process in each step, which ends by `sys.exit(3)`, and waits for it; its exit code is the reward."""
+
+    def step(self, action):
+        result = super().step(action)
+        if (child := os.fork()) == 0:
+            sys.exit(3)
+        return result[0], float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])), *result[2:]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("timeout_s", [None, 60])  # on the caller's thread; on the env's
+def test_a_process_that_an_env_forks_can_exit(timeout_s):
+    with aioenv.sync.VectorEnv([partial(Forks, 1000)], num_workers=0, timeout_s=timeout_s) as envs:
+        envs.reset()
+        for _ in range(60):
+            assert envs.step(np.zeros(1, int))[1].tolist() == [3]
+
+
+def test_the_number_of_workers_may_be_numpys():
+    with aioenv.sync.VectorEnv([partial(Counter, 3)], num_workers=np.int64(0)) as envs:
+        assert envs.backend == "in_process"

@@ -230,3 +230,39 @@ async def kill(envs: aioenv.AsyncVectorEnv, worker: int) -> None:
     os.kill(pid, signal.SIGKILL)
     while envs.workers[worker].state != "dead":
         await asyncio.sleep(0)
+
+
+class NoScene(gymnasium.Env[Any, Any]):
+    """Episodes of three steps, observed as (episode, step). The reset of slot 0's episode 2 raises."""
+
+    observation_space = Box(0, 9, (2,), np.float64)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        slot, self.episode = (options or {}).get("at", (0, 0))
+        if (slot, self.episode) == (0, 2):
+            raise ValueError("no scene")
+        self.t = 0
+        return np.array([self.episode, 0.0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.array([float(self.episode), self.t]), 0.0, self.t == 3, False, {}
+
+
+@modes
+def test_a_slot_whose_reset_raised_keeps_its_last_observation(mode: str) -> None:
+    def options(slot: int, episode: int) -> dict[str, Any]:
+        return {"at": (slot, episode)}
+
+    with sync.VectorEnv([NoScene] * 2, spare_envs=True, autoreset_mode=mode, autoreset_options=options) as envs:
+        envs.reset()
+        with pytest.raises(aioenv.EnvError, match="no scene"):
+            for _ in range(20):
+                envs.step(np.zeros(2, int))
+        obs, _ = envs.reset(options={"reset_mask": np.array([False, True])})
+        assert obs[0].tolist() == [1, 3]
+        assert obs[1, 1] == 0
+        obs, _ = envs.reset(options={"reset_mask": np.array([True, False])})
+        assert obs[0, 1] == 0
+        assert envs.step(np.zeros(2, int))[0][:, 1].tolist() == [1, 1]
