@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -275,14 +274,19 @@ _MEASURE_S = 20e-3
 def measure_step(env: Env[Any, Any]) -> float:
     """Step an env with random actions for 20 ms; return the mean seconds of a step, with its share of resets.
 
-    It is stepped where envs of the training process are: not on the thread that made it, and while a loop runs. Shared
-    statistics ignore these steps.
+    It is stepped as envs of the training process are: not on the thread that made it and, if that can matter since
+    asyncio was imported, while a loop runs. Shared statistics ignore these steps.
     """
+    asyncio: Any = sys.modules.get("asyncio")
+
+    async def on_loop() -> float:
+        return _mean_step(env)
+
     with counting_paused(), ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, _mean_step(env)).result()
+        return thread.submit(lambda: _mean_step(env) if asyncio is None else asyncio.run(on_loop())).result()
 
 
-async def _mean_step(env: Env[Any, Any]) -> float:
+def _mean_step(env: Env[Any, Any]) -> float:
     env.action_space.seed(0)
     env.reset(seed=0)
     env.step(env.action_space.sample())  # the first step also checks and compiles
