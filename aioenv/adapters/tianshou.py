@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,12 @@ except ImportError as exc:
 
 from aioenv import sync
 from aioenv.core.results import Ready
+from aioenv.core.slots import SlotState
+from aioenv.errors import SlotError
 from aioenv.rollout.subset import row_infos
+from aioenv.spaces.infos import RowDicts
+from aioenv.spaces.seeding import check_options
+from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["TianshouVectorEnv"]
 
@@ -28,7 +34,8 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
     Observations, rewards, flags and infos are those of `SubprocVectorEnv`, with "env_id". With `wait_num` or `timeout`
     it is asynchronous, as theirs: a step returns when `wait_num` envs are ready, or after `timeout` seconds with all
     that are ready, at least one. Errors are aioenv's: an exception of an env is an `EnvError` that names the slot, the
-    end of a worker a `WorkerDied`.
+    end of a worker a `WorkerDied`. An error's slots are ready afterwards, as are those of its `partial`. After Ctrl-C
+    or a `StepTimeout` in a `reset`, or in a `step` that is not asynchronous, the late results are dropped.
 
     Args:
         env_fns: a factory for each slot; or a vector env of `aioenv.sync` that has
@@ -79,6 +86,7 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         self.waiting_id: list[int] = []
         self.ready_id = list(range(n))
         self.is_closed = False
+        self._interrupted = False  # whether a request may have left results that nothing waits for
 
     def __getattribute__(self, key: str) -> Any:
         """Attributes of the envs are lists of one a slot, as in `BaseVectorEnv`."""
@@ -125,8 +133,13 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         slots = self._ready(env_id)
         seed = kwargs.pop("seed", None)
         seeds: Any = [seed] * len(slots) if isinstance(seed, (int, np.integer)) else seed  # each env gets the same
-        self._envs.send_reset(slots, seed=seeds, **kwargs)
-        obs, _, _, _, infos = self._results(self._envs.recv(min_slots=len(slots)), slots)
+        with self._request():
+            if self.waiting_id:  # their results would come here, too, by `recv`
+                ready = self._envs._portal.call(_reset_some, self._envs._envs, slots, seed=seeds, **kwargs)
+            else:
+                self._envs.send_reset(slots, seed=seeds, **kwargs)
+                ready = self._envs.recv(min_slots=len(slots))
+            obs, _, _, _, infos = self._results(ready, slots)
         return obs, _objects(infos)
 
     def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any, np.ndarray[Any, Any]]:
@@ -141,32 +154,50 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
             that are ready, if this is asynchronous, each named by "env_id" in its info.
 
         Raises:
-            ValueError: if there is no action, and this is not asynchronous.
+            ValueError: if there is no action, and this is not asynchronous or no env is stepping.
             ActionError, EnvError, WorkerDied, StepTimeout, ResetNeededError: as `AsyncVectorEnv.send` and `recv`.
         """
-        self._check_open()
-        if not self.is_async:
-            if action is None:
-                raise ValueError("action: expected actions, got None: wait_num= makes it asynchronous")
-            slots = [int(slot) for slot in self._wrap_id(id)]
-            self._envs.send(action, slots)
-            ready = self._envs.recv(min_slots=len(slots))
-        else:
-            if action is not None:
-                slots = self._ready(id)
+        self._prepare()
+        if action is None and not self.is_async:
+            raise ValueError("action: expected actions, got None: wait_num= makes it asynchronous")
+        if action is None and not self.waiting_id:
+            raise ValueError("action: expected actions, got None, but no env is stepping whose result could be taken")
+        with self._request():
+            if not self.is_async:
+                slots = [int(slot) for slot in self._wrap_id(id)]
                 self._envs.send(action, slots)
-                self.waiting_id += slots
-                self.ready_id = [slot for slot in self.ready_id if slot not in slots]
-            ready = self._envs.recv(min(self.wait_num, len(self.waiting_id)), deadline_s=self.timeout)
-            if not len(ready.slots):
-                ready = self._envs.recv()
-            slots = ready.slots.tolist()
-            self.waiting_id = [slot for slot in self.waiting_id if slot not in slots]
-            self.ready_id += slots
+                ready = self._envs.recv(min_slots=len(slots))
+            else:
+                if action is not None:
+                    slots = self._ready(id)
+                    self.waiting_id += slots
+                    self.ready_id = [slot for slot in self.ready_id if slot not in slots]
+                    self._envs.send(action, slots)
+                ready = self._envs.recv(min(self.wait_num, len(self.waiting_id)), deadline_s=self.timeout)
+                if not len(ready.slots):
+                    ready = self._envs.recv()
+                slots = ready.slots.tolist()
+                self.waiting_id = [slot for slot in self.waiting_id if slot not in slots]
+                self.ready_id += slots
         obs, reward, terminated, truncated, infos = self._results(ready, slots)
         for info, slot in zip(infos, slots, strict=True):
             info["env_id"] = slot
         return obs, reward, terminated, truncated, _objects(infos)
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        """Note what a request that fails leaves behind: slots that nothing will come from are ready again."""
+        try:
+            yield
+        except BaseException:
+            self._interrupted = True
+            backend = self._envs._envs._backend
+            assert backend is not None  # it was started
+            busy = (SlotState.IN_FLIGHT, SlotState.READY)
+            going = [slot for slot in self.waiting_id if backend.table.state(slot) in busy]
+            self.ready_id += [slot for slot in self.waiting_id if slot not in going]
+            self.waiting_id = going
+            raise
 
     def _results(self, ready: Ready, slots: Sequence[int]) -> tuple[Any, Any, Any, Any, list[dict[str, Any]]]:
         """Return results in the order of `slots`, with observations as `np.stack` makes a batch of single ones."""
@@ -183,7 +214,7 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         Args:
             seed: an int seeds slot i with `seed + i`; a list has a seed for each slot.
         """
-        self._check_open()
+        self._prepare()
         seeds = [seed] * self.env_num if seed is None else seed
         seeds = [seeds + slot for slot in range(self.env_num)] if isinstance(seeds, (int, np.integer)) else list(seeds)
         self._envs.reset(seed=seeds)
@@ -195,7 +226,7 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         Raises:
             RuntimeError: if envs are still stepping.
         """
-        self._check_open()
+        self._prepare()
         if self.waiting_id:
             raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
         return list(self._envs.call("render", **kwargs))
@@ -205,9 +236,18 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         self.is_closed = True
         self._envs.close()
 
-    def _check_open(self) -> None:
+    def _prepare(self) -> None:
+        """Drop what an interrupted request has left.
+
+        Raises:
+            ClosedError: if this is closed.
+            StepTimeout: if late results don't come in time.
+        """
         if self.is_closed:
             raise self._envs._portal.closed_error()
+        if self._interrupted:
+            self._envs._portal.call(_drop_results, self._envs._envs, keep=bool(self.waiting_id))
+            self._interrupted = False
 
     def _ready(self, id: Any) -> list[int]:
         """Return slot numbers.
@@ -216,11 +256,49 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
             ClosedError: if this is closed.
             AssertionError: if one is stepping, as theirs.
         """
-        self._check_open()
+        self._prepare()
         slots = [int(slot) for slot in self._wrap_id(id)]
         if self.is_async:
             self._assert_id(slots)
         return slots
+
+
+async def _reset_some(
+    envs: AsyncVectorEnv, slots: list[int], *, seed: Any = None, options: dict[str, Any] | None = None
+) -> Ready:
+    """Reset slots, and wait for them alone while others step.
+
+    If this is cancelled, or times out, a later `_drop_results` drops the results.
+    """
+    seeds = [None] * len(slots) if seed is None else list(seed)
+    if len(seeds) != len(slots):
+        raise ValueError(f"seed: expected one for each of {len(slots)} envs, got {len(seeds)}")
+    check_options(options)
+    backend = envs._check_running()
+    numbers = np.sort(backend.table.slot_numbers(slots))
+    backend.table.leave_out_paused(numbers, "reset", by_name=True)
+    group = backend.group(numbers)
+    try:
+        with envs._clock.envs:
+            group.send_reset(group.slots, dict(zip(slots, seeds, strict=True)), options, "reset")
+            outcome = await group.recv()
+    finally:
+        group.close()
+    obs = backend.observations.assemble(outcome.obs, outcome.objects)
+    infos = row_infos(backend.rollout_backend().merge(outcome.infos), envs.num_envs)
+    info = RowDicts({row: infos[slot] for row, slot in enumerate(group.slots.tolist())})
+    ready = Ready(group.slots, obs, outcome.reward, outcome.terminated, outcome.truncated, info)
+    if outcome.error is not None:
+        raise SlotError.join(list(outcome.error.errors), ready)
+    return ready
+
+
+async def _drop_results(envs: AsyncVectorEnv, *, keep: bool) -> None:
+    """Wait for results that an interrupted request has left, and drop them; `keep` those of steps under way."""
+    await envs._check_running().drain()
+    while not keep and envs.outstanding:
+        with contextlib.suppress(SlotError):  # its slots have to be reset, which the next step says
+            await envs.recv()
 
 
 def _row(batch: Any, row: int) -> Any:

@@ -12,7 +12,10 @@ import pytest
 
 import aioenv
 from aioenv import errors
+from aioenv.core.slots import SlotState
 from aioenv.testing import leak_check
+from tests.kits.blocking_kit import ctrl_c_at
+from tests.kits.counter_kit import Counter
 from tests.kits.zoo import Sampler
 
 pytest.importorskip("torch")
@@ -98,6 +101,146 @@ def test_waiting_for_some():
     envs.reset()
     assert len(envs.step(np.zeros(2, int))[0]) == 2
     envs.close()
+
+
+@pytest.fixture
+def gate(tmp_path):
+    path = str(tmp_path / "gate")
+    os.mkfifo(path)
+    return path
+
+
+class SlowReset(Counter):
+    """A `Counter` whose reset waits for the gate, if the options say so."""
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            with open(self.gate) as gate:
+                gate.read()
+        return super().reset(seed=seed, options=options)
+
+
+def counters(n, gate, **kwargs):
+    return TianshouVectorEnv([functools.partial(SlowReset, gate=gate)] * n, num_workers=n, **kwargs)
+
+
+def wait_for_result(envs, slot) -> None:
+    inner = envs._envs._envs
+    while envs._envs._portal.run(inner._backend.table.state, slot) is not SlotState.READY:
+        pass
+
+
+@pytest.mark.parametrize("last", [Counter.OK, Counter.RAISE])
+def test_a_reset_takes_no_results_of_slots_that_step(gate, last):
+    """Whatever is ready: a result of another slot, or its error, comes with a later step."""
+    with leak_check():
+        envs = counters(3, gate, wait_num=1)
+        envs.reset(seed=1)
+        obs, *_, infos = envs.step([Counter.OK, Counter.WAIT], [0, 1])
+        assert [info["env_id"] for info in infos] == [0] and envs.waiting_id == [1]
+        envs.waiting_id.append(2)  # as `step` does, but without waiting
+        envs.ready_id.remove(2)
+        envs._envs.send([last], [2])
+        wait_for_result(envs, 2)
+        obs, infos = envs.reset([0], seed=5)
+        assert obs[0, 1] == 0 and infos[0]["seed"] == 5
+        assert envs.waiting_id == [1, 2] and envs.ready_id == [0]
+        if last == Counter.RAISE:
+            with pytest.raises(errors.EnvError) as error:
+                envs.step(None)
+            assert error.value.slots == (2,)
+        else:
+            assert [info["env_id"] for info in envs.step(None)[4]] == [2]
+        assert envs.waiting_id == [1] and sorted(envs.ready_id) == [0, 2]
+        with open(gate, "w"):
+            pass
+        assert envs.step(None)[0][0, 1] == 1
+        with pytest.raises(ValueError, match="no env is stepping"):
+            envs.step(None)
+        envs.close()
+
+
+def test_a_reset_beside_steps_says_what_is_wrong(gate):
+    envs = counters(2, gate, wait_num=1)
+    try:
+        envs.reset()
+        envs.step([Counter.OK, Counter.WAIT])
+        with pytest.raises(ValueError, match="seed: expected one for each of 1 envs, got 2"):
+            envs.reset([0], seed=[1, 2])
+        with pytest.raises(TypeError, match="options: expected a dict"):
+            envs.reset([0], options=3)
+        envs.reset([0])
+        assert envs.waiting_id == [1]
+        with open(gate, "w"):
+            pass
+        assert len(envs.step(None)[0]) == 1
+    finally:
+        envs.close()
+
+
+def test_an_error_leaves_no_slot_waiting(gate):
+    with leak_check():
+        envs = counters(3, gate, wait_num=2)
+        envs.reset()
+        with pytest.raises(errors.EnvError) as error:
+            envs.step([Counter.RAISE, Counter.OK, Counter.WAIT])
+        assert error.value.partial.slots.tolist() == [0, 1]
+        assert envs.waiting_id == [2] and sorted(envs.ready_id) == [0, 1]
+        envs.reset([0])
+        assert sorted(info["env_id"] for info in envs.step([Counter.OK] * 2, [0, 1])[4]) == [0, 1]
+        with pytest.raises(errors.ActionError):
+            envs.step([99.5] * 2, [0, 1])
+        assert envs.waiting_id == [2] and sorted(envs.ready_id) == [0, 1]
+        with open(gate, "w"):
+            pass
+        envs.step(None)
+        assert envs.reset()[0][:, 1].tolist() == [0, 0, 0]
+        envs.close()
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "timeout"])
+def test_after_an_interrupted_step_it_goes_on(gate, how):
+    """The late results are dropped, and no slot is lost."""
+    with leak_check():
+        envs = counters(3, gate, timeout_s=0.5 if how == "timeout" else None)
+        envs.reset()
+        interrupted(how, gate, lambda: envs.step([Counter.OK, Counter.WAIT], [0, 1]))
+        assert envs.step([Counter.OK] * 3)[0][:, 1].tolist() == [2, 2, 1]
+        interrupted(how, gate, lambda: envs.reset([2], options={"wait": True}))
+        assert envs.reset()[0][:, 1].tolist() == [0, 0, 0]
+        envs.close()
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "timeout"])
+def test_after_an_interrupted_reset_beside_steps_it_goes_on(gate, how, tmp_path):
+    other = str(tmp_path / "other")
+    os.mkfifo(other)
+    with leak_check():
+        factories = [functools.partial(SlowReset, gate=path) for path in (gate, other)]
+        timeout_s = 0.5 if how == "timeout" else None
+        envs = TianshouVectorEnv(factories, num_workers=2, wait_num=1, timeout_s=timeout_s)
+        envs.reset()
+        envs.step([Counter.OK, Counter.WAIT])
+        assert envs.waiting_id == [1]
+        interrupted(how, gate, lambda: envs.reset([0], options={"wait": True}))
+        assert envs.waiting_id == [1] and envs.ready_id == [0]
+        assert envs.step([Counter.OK], [0])[0][0, 1] == 1
+        with open(other, "w"):
+            pass
+        assert envs.step(None)[0][0, 1] == 1
+        envs.close()
+
+
+def interrupted(how, gate, function) -> None:
+    """Call a function whose env waits at the gate; then open the gate."""
+    if how == "ctrl-c":
+        with pytest.raises(KeyboardInterrupt), ctrl_c_at(gate):
+            function()
+        return
+    with pytest.raises(errors.StepTimeout):
+        function()
+    with open(gate, "w"):
+        pass
 
 
 def test_attributes_and_misuse():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 
 import aioenv
 
@@ -48,6 +49,26 @@ def handled(number, handler):
         yield
     finally:
         signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def ctrl_c_at(gate):
+    """Press Ctrl-C when an env has come to the gate, a FIFO; it goes on when the body is left."""
+    main, left = threading.main_thread(), threading.Event()
+
+    def press() -> None:
+        with open(gate, "w"):  # waits for the env
+            signal.pthread_kill(main.ident, signal.SIGINT)
+            left.wait()
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        os.close(os.open(gate, os.O_RDONLY | os.O_NONBLOCK))  # if no env has come
+        thread.join()
 
 
 class Rung(Exception):
