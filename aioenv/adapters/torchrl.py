@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ except ImportError as exc:
 from aioenv.adapters.torch import TorchVectorEnv, check_blocking
 from aioenv.adapters.torchrl_async import AsyncRequests, Kind
 from aioenv.core.results import Ready
+from aioenv.errors import SlotError
 
 __all__ = ["AioEnv"]
 
@@ -33,7 +35,9 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         data = env.rollout(100, break_when_any_done=False)
 
     TorchRL resets the slots whose episodes are over, by "_reset"; so `("next", "observation")` is always what the
-    action led to. A masked step (`break_when_all_done=True`) steps the other slots alone.
+    action led to. A masked step (`break_when_all_done=True`) steps the other slots alone. "next" of the slots that it
+    does not step has what the tensordict has of them, and reward 0. After Ctrl-C or a `StepTimeout` the late results
+    are dropped by the next call.
 
     The calls of TorchRL's `AsyncEnvPool` step and reset slots each in its own time::
 
@@ -101,7 +105,9 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         )
         self._single_action = single, action
         self._seeds: dict[int, int] = {}  # of the next resets
-        self._last: dict[str, Any] | None = {}  # by key, what the slots returned last; None: not known
+        # what slots returned last as `terminated` and `truncated`; None: not known; empty: before the first reset
+        self._last: tuple[Any, ...] | None = ()
+        self._late = False  # whether a step of some envs may have left results
         self._requests = AsyncRequests(self.envs, self._numpy_actions, self._next_of, self.step_mdp, self._seeds)
 
     def _set_seed(self, seed: int | None) -> None:
@@ -114,45 +120,67 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         """Reset all slots, or those of "_reset"."""
         self._check_idle("reset")
         mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is not None and not bool(mask.any()):
+            return self._unchanged(tensordict)
+        self._drop_late_results()
         options = dict(kwargs.get("options") or {})
-        if mask is None or bool(mask.all()) or self._last == {}:
+        if mask is None or bool(mask.all()) or self._last == ():
             seeds = [self._seeds.get(slot) for slot in range(self.num_envs)] if self._seeds else None
             obs = self.envs.reset(seed=kwargs.get("seed", seeds), options=options or None).obs
             self._seeds.clear()
-            self._last = self._flags(torch.zeros(self.batch_size, dtype=torch.bool, device=self.device))
+            flags = tuple(torch.zeros(2, *self.batch_size, dtype=torch.bool, device=self.device))
         else:
-            self._last = self._known_last("a reset of some envs")
+            known = self._known_last("a reset of some envs")
             mask = mask.reshape(self.batch_size)
-            obs = self.envs.reset(options={**options, "reset_mask": mask.cpu().numpy()}).obs
-            flags = ("done", "terminated", "truncated")
-            self._last.update({name: self._last[name] & ~mask.unsqueeze(-1) for name in flags})
-        self._last.update(self._by_key(obs))
-        return TensorDict(_without(self._last, "reward"), batch_size=self.batch_size, device=self.device)
+            options["reset_mask"] = mask.cpu().numpy()
+            obs = self.envs.reset(seed=kwargs.get("seed"), options=options).obs
+            flags = tuple(flag & ~mask for flag in known)
+        self._last = tuple(flag.clone() for flag in flags)
+        return TensorDict({**self._by_key(obs), **self._flags(*flags)}, batch_size=self.batch_size, device=self.device)
 
     def _step(self, tensordict: Any) -> Any:
         """Step all slots, or those of "_step"."""
         self._check_idle("step")
         actions = self._numpy_actions(tensordict)
         mask = tensordict.get("_step", None)
+        self._drop_late_results()
         if mask is None or bool(mask.all()):
-            last = self._results(*self.envs.step(actions))
-        else:
-            old = _without(self._known_last("a step of some envs"), "reward")
-            old["reward"] = torch.zeros(*self.batch_size, 1, device=self.device)
-            rows = np.flatnonzero(mask.reshape(self.batch_size).cpu().numpy())
-            self.envs.send(actions[rows], rows)
-            _, *new = self.envs.recv(min_slots=len(rows))
-            last = {key: _put(old[key], rows, value) for key, value in self._results(*new).items()}
-        self._last = last
-        return TensorDict(last, batch_size=self.batch_size, device=self.device)
+            results = self.envs.step(actions)
+            self._last = results.terminated.clone(), results.truncated.clone()  # the caller may write to the others
+            return TensorDict(self._results(*results), batch_size=self.batch_size, device=self.device)
+        rows = np.flatnonzero(mask.reshape(self.batch_size).cpu().numpy())
+        self._late = True
+        self.envs.send(actions[rows], rows)
+        ready = self.envs.recv(min_slots=len(rows))
+        self._late = False
+        rows = torch.as_tensor(rows, device=self.device)
+        for flag, new in zip(self._last or (), (ready.terminated, ready.truncated), strict=False):
+            flag[rows] = new
+        whole = self._unchanged(tensordict)
+        whole["reward"] = torch.zeros(*self.batch_size, 1, device=self.device)
+        whole[rows] = self._next_of(ready)
+        return whole
+
+    def _unchanged(self, tensordict: Any) -> Any:
+        """Return a copy of the observations and flags of a tensordict; those that it does not have are zeros."""
+        same = self.full_observation_spec.zero().update(self.full_done_spec.zero())
+        return same.update_(tensordict.select(*same.keys(True, True), strict=False))
+
+    def _drop_late_results(self) -> None:
+        """Wait for what an interrupted step of some envs has left, and drop it."""
+        while self._late and self.envs.outstanding:
+            self._last = None
+            with contextlib.suppress(SlotError):  # its slots have to be reset, which the next step says
+                self.envs.recv()
+        self._late = False
 
     def _check_idle(self, what: str) -> None:
         if self._requests.pending:
             raise RuntimeError(f"{what}: there are results of asynchronous calls, which must be received first")
 
-    def _known_last(self, what: str) -> dict[str, Any]:
+    def _known_last(self, what: str) -> tuple[Any, ...]:
         if self._last is None:
-            raise RuntimeError(f"{what}: after asynchronous calls reset all envs first")
+            raise RuntimeError(f"{what}: after asynchronous calls, or an interrupted step, reset all envs first")
         return self._last
 
     def _numpy_actions(self, tensordict: Any) -> Any:
@@ -286,16 +314,3 @@ def _as_specified(space: Space[Any], obs: Any) -> Any:
     if isinstance(space, spaces.Box) and not space.shape:
         return obs.unsqueeze(-1)
     return obs - start if (start := _start(space)) else obs
-
-
-def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != name}
-
-
-def _put(old: Any, rows: Any, new: Any) -> Any:
-    """Return a copy of a batch with other values in some rows."""
-    if isinstance(old, Mapping):
-        return {key: _put(part, rows, new[key]) for key, part in old.items()}
-    whole = old.clone()
-    whole[torch.as_tensor(rows, device=old.device)] = new
-    return whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 
 import gymnasium as gym
@@ -10,13 +11,18 @@ import numpy as np
 import pytest
 
 import aioenv
+from aioenv import errors
 from aioenv.testing import leak_check
+from tests.kits.blocking_kit import ctrl_c_at
+from tests.kits.counter_kit import Counter
 from tests.kits.zoo import Sampler
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl")
+    from tensordict import TensorDict
+    from torchrl.envs import GymWrapper, SerialEnv
     from torchrl.envs.utils import check_env_specs
 
     from aioenv.adapters.torchrl import AioEnv
@@ -108,6 +114,92 @@ def test_masked_steps_leave_ended_slots_alone(kwargs):
         first = int(row.int().argmax())
         assert row[first:].all()
         assert (data["next", "observation"][slot, first:] == data["next", "observation"][slot, first]).all()
+
+
+def counters(n, **kwargs):
+    envs = aioenv.sync.VectorEnv([Counter] * n, autoreset_mode="Disabled", **kwargs)
+    return AioEnv(envs, categorical_action_encoding=True, obs_dtype=None)
+
+
+def some(*mask):
+    return torch.tensor(mask)
+
+
+def history_of(env):
+    """What masked steps and resets of three slots return, also if the caller writes to earlier results."""
+    env.set_seed(3)
+    root = env.reset().set("action", torch.zeros(3, dtype=torch.long))
+    step = env.step(root.clone())
+    root = env.step_mdp(step).clone().set("action", torch.zeros(3, dtype=torch.long))
+    for value in step["next"].values(True, True):
+        value.fill_(1)
+    found = [env.step(root.clone().set("_step", some(True, False, False))), env.step(root.clone())]
+    bare = TensorDict({"action": root["action"], "_step": some(False, True, False)}, batch_size=[3])
+    found.append(env.step(bare))
+    nothing = torch.zeros(3, 1, dtype=torch.bool)
+    found.append(env.reset(root.clone().set("_reset", nothing)))
+    found.append(env.reset(root.clone().set("_reset", some(True, False, True).unsqueeze(-1))))
+    return [each.exclude("_step", "_reset").to_dict() for each in found]
+
+
+def numbers(found):
+    """Not the observations' first numbers, which are drawn by seeds."""
+    if isinstance(found, dict):
+        return {key: numbers(value) for key, value in sorted(found.items())}
+    return (found[..., 1:] if found.dtype == torch.float64 else found).tolist()
+
+
+@pytest.mark.parametrize("kwargs", BACKENDS[:2], ids=str)
+def test_masks_are_those_of_torchrls_serial_env(kwargs):
+    ours = counters(3, **kwargs)
+
+    def make_one():
+        return GymWrapper(Counter(), categorical_action_encoding=True)
+
+    theirs = SerialEnv(3, make_one, use_buffers=False)  # buffers outlive it
+    mine, other = (list(map(numbers, history_of(env))) for env in (ours, theirs))
+    ours.close()
+    theirs.close()
+    assert mine == other
+
+
+def test_a_reset_of_some_slots_takes_a_seed():
+    env = counters(3, num_workers=0)
+    first = env.reset(seed=9)
+    again = env.reset(first.clone().set("_reset", some(True, False, True).unsqueeze(-1)), seed=9)
+    assert torch.equal(again["observation"], first["observation"])
+    env.close()
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "timeout"])
+def test_after_an_interrupted_masked_step_it_goes_on(how, tmp_path):
+    gate = str(tmp_path / "gate")
+    os.mkfifo(gate)
+    timeout_s = 0.5 if how == "timeout" else None
+    with leak_check():
+        envs = aioenv.sync.VectorEnv(
+            [functools.partial(Counter, gate=gate)] * 3, num_workers=3, autoreset_mode="Disabled", timeout_s=timeout_s
+        )
+        env = AioEnv(envs, categorical_action_encoding=True)
+        for following in ("step", "reset"):
+            root = env.reset().set("action", torch.tensor([Counter.OK, Counter.WAIT, Counter.OK]))
+            root["_step"] = some(True, True, False)
+            if how == "ctrl-c":
+                with pytest.raises(KeyboardInterrupt), ctrl_c_at(gate):
+                    env.step(root)
+            else:
+                with pytest.raises(errors.StepTimeout):
+                    env.step(root)
+                with open(gate, "w"):
+                    pass
+            if following == "step":
+                root["action"] = torch.zeros(3, dtype=torch.long)
+                assert env.step(root)["next", "observation"][:, 1].tolist() == [2, 2, 0]
+                root["_reset"] = some(True, False, False).unsqueeze(-1)
+                with pytest.raises(RuntimeError, match="an interrupted step, reset all envs first"):
+                    env.reset(root)
+        assert env.reset()["observation"][:, 1].tolist() == [0, 0, 0]
+        env.close()
 
 
 def test_collectors():
