@@ -13,6 +13,7 @@ try:
     import torch
     from tensordict import TensorDict
     from torchrl.data import Categorical, Composite, Unbounded
+    from torchrl.data.utils import numpy_to_torch_dtype_dict
     from torchrl.envs import EnvBase as _EnvBase
     from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as _as_spec
 except ImportError as exc:
@@ -70,8 +71,9 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
 
     Raises:
         TypeError: if `envs` is no vector env, or an asynchronous one.
-        ValueError: if it has another autoreset mode; if an action is not an array, or an observation neither an array
-            nor a Dict of arrays.
+        ValueError: if it has another autoreset mode, or `copy=False`; if an action is not an array, or an observation
+            neither an array nor a Dict of arrays; or if TorchRL has no spec for one: a MultiDiscrete or MultiBinary of
+            several axes, a Box of uint16.
     """
 
     def __init__(
@@ -83,9 +85,16 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         categorical_action_encoding: bool = False,
     ) -> None:
         check_blocking(envs, "Disabled", "TorchRL")
+        owner = envs.unwrapped
+        if getattr(getattr(owner, "_envs", owner), "copy", True) is False:  # that of a vector env of `aioenv.sync`
+            raise ValueError(
+                "copy: TorchRL keeps the arrays of a step while the next ones are made, so it takes a vector env with "
+                f"copy=True; got {owner}, which has copy=False"
+            )
         single = envs.single_action_space
         if not isinstance(single, _ARRAYS):
             raise ValueError(f"single_action_space: expected an array, got {single}")
+        _check_spec("single_action_space", single)
         device = torch.device("cpu" if device is None else device)
         self.num_envs = n = envs.num_envs
         self.min_get = 1
@@ -188,7 +197,8 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         actions = tensordict.get("action", None)
         if actions is None:
             raise KeyError('"action": it is missing in the tensordict')
-        return spec.to_numpy(actions, safe=False).reshape(len(actions), *(space.shape or ())) + _start(space)
+        arrays = spec.to_numpy(actions, safe=False).reshape(len(actions), *(space.shape or ()))
+        return arrays if (start := _start(space)) is None else arrays + start
 
     def _results(self, obs: Any, reward: Any, terminated: Any, truncated: Any, _: Any) -> dict[str, Any]:
         return {**self._by_key(obs), **self._flags(terminated, truncated), "reward": reward.unsqueeze(-1)}
@@ -288,23 +298,35 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         self.envs.close()
 
 
-def _obs_spec(space: Space[Any], dtype: Any, device: Any) -> Any:
+def _obs_spec(space: Space[Any], dtype: Any, device: Any, name: str = "single_observation_space") -> Any:
     """Return the spec of an observation, with floating-point numbers of a dtype.
 
     Raises:
-        ValueError: if it is neither an array nor a Dict of such spaces.
+        ValueError: if it is neither an array nor a Dict of such spaces, or TorchRL has no spec for one.
     """
     if isinstance(space, spaces.Dict):
-        return Composite({key: _obs_spec(part, dtype, device) for key, part in space.spaces.items()}, device=device)
+        parts = {key: _obs_spec(part, dtype, device, f"{name}[{key!r}]") for key, part in space.spaces.items()}
+        return Composite(parts, device=device)
     if not isinstance(space, _ARRAYS):
-        raise ValueError(f"single_observation_space: expected arrays, or a Dict of them, got {space}")
+        raise ValueError(f"{name}: expected arrays, or a Dict of them, got {space}")
     given = dtype if dtype is not None and np.dtype(space.dtype).kind == "f" else None
+    _check_spec(name, space)
     return _as_spec(space, dtype=given, device=device, categorical_action_encoding=True)
 
 
+def _check_spec(name: str, space: Space[Any]) -> None:
+    """Raise a ValueError if TorchRL has no spec for a space of arrays."""
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)) and len(space.shape) != 1:
+        kind = type(space).__name__
+        raise ValueError(f"{name}: TorchRL takes a {kind} of one axis, got {space}: flatten it in a wrapper of the env")
+    if isinstance(space, spaces.Box) and space.dtype not in numpy_to_torch_dtype_dict:
+        raise ValueError(f"{name}: TorchRL takes no {space.dtype}, got {space}: cast it in a wrapper of the env")
+
+
 def _start(space: Space[Any]) -> Any:
-    """Return the least number of a Discrete space, which is 0 in a spec."""
-    return int(space.start) if isinstance(space, spaces.Discrete) else 0
+    """Return the least numbers of a Discrete or MultiDiscrete space, which are 0 in a spec; None if they are."""
+    start = np.asarray(space.start if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) else 0)
+    return start if start.any() else None
 
 
 def _as_specified(space: Space[Any], obs: Any) -> Any:
@@ -313,4 +335,5 @@ def _as_specified(space: Space[Any], obs: Any) -> Any:
         return {key: _as_specified(space[key], part) for key, part in obs.items()}
     if isinstance(space, spaces.Box) and not space.shape:
         return obs.unsqueeze(-1)
-    return obs - start if (start := _start(space)) else obs
+    start = _start(space)
+    return obs if start is None else obs - torch.as_tensor(start, dtype=obs.dtype, device=obs.device)

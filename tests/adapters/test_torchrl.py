@@ -240,6 +240,76 @@ def test_a_device_none_and_seeds():
     env.envs.close()
 
 
+@pytest.mark.parametrize("categorical", [False, True])
+def test_numbers_that_do_not_start_at_0(categorical):
+    """In specs they do."""
+
+    class Shifted(gym.Env):
+        observation_space = gym.spaces.Dict(
+            many=gym.spaces.MultiDiscrete([3, 4], start=[5, -2]), one=gym.spaces.Discrete(3, start=-1)
+        )
+        action_space = gym.spaces.MultiDiscrete([3, 4], start=[-1, 7])
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return {"many": np.array([7, -2]), "one": np.int64(1)}, {}
+
+        def step(self, action):
+            assert self.action_space.contains(action)
+            return {"many": action - [-1, 7] + [5, -2], "one": np.int64(-1)}, 0.0, False, False, {}
+
+    env = AioEnv(
+        aioenv.sync.VectorEnv([Shifted] * 2, num_workers=0, autoreset_mode="Disabled"),
+        categorical_action_encoding=categorical,
+    )
+    check_env_specs(env)
+    root = env.reset()
+    assert root["many"].tolist() == [[2, 0]] * 2 and root["one"].tolist() == [2, 2]
+    root["action"] = env.action_spec.rand()
+    sent = env.action_spec.to_numpy(root["action"]).reshape(2, 2)
+    step = env.step(root)["next"]
+    assert step["many"].tolist() == sent.tolist() and step["one"].tolist() == [0, 0]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (gym.spaces.MultiBinary((2, 3)), r"TorchRL takes a MultiBinary of one axis, got MultiBinary\(\(2, 3\)\)"),
+        (gym.spaces.MultiDiscrete([[3, 4], [5, 6]]), "TorchRL takes a MultiDiscrete of one axis"),
+        (gym.spaces.Box(0, 60000, (2,), np.uint16), "TorchRL takes no uint16"),
+    ],
+    ids=["binary", "discrete", "uint16"],
+)
+def test_spaces_without_a_spec_are_refused(space, message):
+    class Env(gym.Env):
+        def __init__(self, obs, action):
+            self.observation_space, self.action_space = obs, action
+
+    box, nested = gym.spaces.Box(-1, 1), gym.spaces.Dict(a=space)
+    where = {"single_action_space": (box, space), r"single_observation_space\['a'\]": (nested, box)}
+    for name, (obs, action) in where.items():
+        factory = functools.partial(Env, obs, action)
+        envs = aioenv.sync.VectorEnv([factory], num_workers=0, autoreset_mode="Disabled")
+        with pytest.raises(ValueError, match=f"{name}: {message}"):
+            AioEnv(envs)
+        envs.close()
+
+
+@pytest.mark.parametrize("kwargs", BACKENDS, ids=str)
+def test_arrays_that_are_used_again_are_refused(kwargs):
+    envs = make(copy=False, **kwargs)
+    for each in (envs, gym.wrappers.vector.ClipReward(envs, 0, 1)):
+        with pytest.raises(ValueError, match=r"copy: TorchRL keeps the arrays .* which has copy=False"):
+            AioEnv(each)
+    envs.close()
+    mode = gym.vector.AutoresetMode.DISABLED
+    theirs = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")], copy=False, autoreset_mode=mode)
+    with pytest.raises(ValueError, match="which has copy=False"):
+        AioEnv(theirs)
+    theirs.close()
+
+
 def test_misuse_is_said():
     with pytest.raises(TypeError, match=r"TorchRL takes a blocking vector env, .*; aioenv.sync.make_vec makes one"):
         AioEnv(aioenv.make_vec("CartPole-v1"))
