@@ -58,8 +58,9 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
     "terminated", "truncated". Rewards are float32 of shape `(num_envs, 1)`. Infos are not in the tensordicts.
 
     Args:
-        envs: a vector env of `aioenv.sync` (or another `gymnasium.vector.VectorEnv` whose `reset` takes masks) with
-            `AutoresetMode.DISABLED` and `copy=True`, which `close` closes.
+        envs: a vector env of `aioenv.sync` with `AutoresetMode.DISABLED` and `copy=True`, which `close` closes. Another
+            `gymnasium.vector.VectorEnv` will do, a wrapper for instance, if its `reset` takes masks. But it has neither
+            masked steps nor the asynchronous calls, which raise a TypeError.
         device: where tensors are put; None: on the CPU.
         obs_dtype: of observations that are floating-point numbers; None: as they are.
         categorical_action_encoding: whether actions of a Discrete space are numbers, instead of one-hot.
@@ -157,6 +158,7 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
             results = self.envs.step(actions)
             self._last = results.terminated.clone(), results.truncated.clone()  # the caller may write to the others
             return TensorDict(self._results(*results), batch_size=self.batch_size, device=self.device)
+        self._check_steps_some('a step of some envs ("_step")')
         rows = np.flatnonzero(mask.reshape(self.batch_size).cpu().numpy())
         self._late = True
         self.envs.send(actions[rows], rows)
@@ -186,6 +188,15 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
     def _check_idle(self, what: str) -> None:
         if self._requests.pending:
             raise RuntimeError(f"{what}: there are results of asynchronous calls, which must be received first")
+
+    def _check_steps_some(self, what: str) -> None:
+        envs = self.envs.envs
+        if not hasattr(type(envs), "send"):  # a wrapper may pass the name on, but not its work
+            raise TypeError(
+                f"{what}: TorchRL needs a vector env of `aioenv.sync` for it, which steps slots without the others; "
+                f"got {type(envs).__name__}. In place of a wrapper of the whole batch take wrappers of each env "
+                "(wrappers=), or TorchRL's transforms around the AioEnv"
+            )
 
     def _known_last(self, what: str) -> tuple[Any, ...]:
         if self._last is None:
@@ -272,6 +283,7 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         return self._recv("reset", min_get, env_index, max_get, timeout)[0]
 
     def _send(self, kind: Kind, tensordict: Any, env_index: int | Sequence[int] | None) -> None:
+        self._check_steps_some(f"async_{kind}_send")
         self._requests.send(kind, tensordict, env_index)
         self._last = None
 

@@ -310,6 +310,29 @@ def test_arrays_that_are_used_again_are_refused(kwargs):
     theirs.close()
 
 
+def gymnasiums():
+    mode = gym.vector.AutoresetMode.DISABLED
+    return gym.vector.SyncVectorEnv([functools.partial(gym.make, "CartPole-v1")] * 3, autoreset_mode=mode)
+
+
+def wrapped():
+    return gym.wrappers.vector.ClipReward(make(num_workers=0), 0, 1)
+
+
+@pytest.mark.parametrize("make_envs", [gymnasiums, wrapped])
+def test_other_vector_envs_step_all_slots(make_envs):
+    env = AioEnv(make_envs())
+    check_env_specs(env)
+    root = env.reset().set("action", env.action_spec.rand())
+    message = r"needs a vector env of `aioenv.sync` for it, .*; got (SyncVectorEnv|ClipReward)\. .* \(wrappers=\)"
+    with pytest.raises(TypeError, match=rf'^a step of some envs \("_step"\): .*{message}'):
+        env.step(root.clone().set("_step", some(True, False, True)))
+    with pytest.raises(TypeError, match=f"^async_reset_send: .*{message}"):
+        env.async_reset_send()
+    env.step(root)
+    env.close()
+
+
 def test_misuse_is_said():
     with pytest.raises(TypeError, match=r"TorchRL takes a blocking vector env, .*; aioenv.sync.make_vec makes one"):
         AioEnv(aioenv.make_vec("CartPole-v1"))
