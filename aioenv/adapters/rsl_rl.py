@@ -18,6 +18,7 @@ except ImportError as exc:
 
 from aioenv.adapters.torch import TorchVectorEnv, check_blocking
 from aioenv.core.results import ResetResult
+from aioenv.rollout.subset import check_none_paused
 
 __all__ = ["RslRlVecEnv"]
 
@@ -137,9 +138,11 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
 
         Raises:
             ActionError, EnvError, WorkerDied, StepTimeout: as the vector env.
+            PausedError: if slots are paused, or their envs have no further episode. Nothing was sent.
         """
         if self._obs is None:
             self.reset()
+        check_none_paused(self.envs.envs, "RSL-RL")
         actions = actions.detach().reshape(self._action_shape)
         if self._bounds:
             low, high = self._bounds

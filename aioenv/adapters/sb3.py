@@ -34,7 +34,7 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
-from aioenv.rollout.subset import row_infos
+from aioenv.rollout.subset import check_none_paused, row_infos
 from aioenv.spaces.infos import merge_infos_or_rows
 from aioenv.sync.blocking import BlockingStep
 from aioenv.sync.portal import DeferredCall
@@ -146,10 +146,12 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
 
         Raises:
             PendingCallError: if a step is under way already.
+            PausedError: if slots are paused, or their envs have no further episode. Nothing was sent.
             ActionError, EnvError, WorkerDied: as `AsyncVectorEnv.step`, if nothing was sent.
         """
         if self._pending is not None:
             raise PendingCallError("step_async: a step is under way, call step_wait first", "step")
+        check_none_paused(self._envs, "Stable-Baselines3")
         self._pending = self._envs._begin_step(self._batched(actions))
 
     def step_wait(self) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:

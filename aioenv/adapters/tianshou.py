@@ -155,6 +155,7 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
 
         Raises:
             ValueError: if there is no action, and this is not asynchronous or no env is stepping.
+            PausedError: if one of them is paused, or its env has no further episode. Nothing was sent.
             ActionError, EnvError, WorkerDied, StepTimeout, ResetNeededError: as `AsyncVectorEnv.send` and `recv`.
         """
         self._prepare()

@@ -23,6 +23,7 @@ from aioenv.adapters.torch import TorchVectorEnv, check_blocking
 from aioenv.adapters.torchrl_async import AsyncRequests, Kind
 from aioenv.core.results import Ready
 from aioenv.errors import SlotError
+from aioenv.rollout.subset import check_none_paused
 
 __all__ = ["AioEnv"]
 
@@ -38,7 +39,8 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
     TorchRL resets the slots whose episodes are over, by "_reset"; so `("next", "observation")` is always what the
     action led to. A masked step (`break_when_all_done=True`) steps the other slots alone. "next" of the slots that it
     does not step has what the tensordict has of them, and reward 0. After Ctrl-C or a `StepTimeout` the late results
-    are dropped by the next call.
+    are dropped by the next call. A step of slots that are paused, or whose envs have no further episode, is a
+    `PausedError`.
 
     The calls of TorchRL's `AsyncEnvPool` step and reset slots each in its own time::
 
@@ -155,6 +157,7 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         mask = tensordict.get("_step", None)
         self._drop_late_results()
         if mask is None or bool(mask.all()):
+            check_none_paused(self.envs.envs, "TorchRL")
             results = self.envs.step(actions)
             self._last = results.terminated.clone(), results.truncated.clone()  # the caller may write to the others
             return TensorDict(self._results(*results), batch_size=self.batch_size, device=self.device)

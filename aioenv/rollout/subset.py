@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from aioenv.core.backend import Backend, SlotGroup
 from aioenv.core.results import ResetResult, SlotStep
-from aioenv.errors import ActionError
+from aioenv.errors import ActionError, PausedError
 from aioenv.spaces.infos import RowDicts
 from aioenv.spaces.layout import Arrays, Layout
 from aioenv.spaces.seeding import normalize_slot_seed
 
-__all__ = ["Pausing", "SingleSlot", "one_action", "row_info", "row_infos"]
+__all__ = ["Pausing", "SingleSlot", "check_none_paused", "one_action", "row_info", "row_infos"]
 
 Slots = npt.NDArray[np.int64]
 Result = TypeVar("Result")
@@ -58,6 +58,22 @@ def _several(slots: int | Iterable[int]) -> Iterable[int]:
     if slots is None:
         raise ValueError("slots: expected a slot number, or some, got None")
     return [int(slots)] if isinstance(slots, (int, np.integer)) and not isinstance(slots, bool) else slots  # type: ignore[return-value]
+
+
+def check_none_paused(envs: Any, library: str) -> None:
+    """Check a blocking vector env, or a wrapper of one, for a library that takes each row of a batch for a step.
+
+    Raises:
+        PausedError: if slots are paused, also for want of a further episode. Nothing was sent.
+    """
+    backend = getattr(getattr(envs.unwrapped, "_envs", None), "_backend", None)
+    paused = None if backend is None else backend.table.paused
+    if paused is not None:
+        raise PausedError(
+            f"step: slots {np.flatnonzero(paused).tolist()} are paused, or their envs have no further episode "
+            f"(EpisodesDone), and {library} would take their last observations for steps: resume() them, or give each "
+            "env as many episodes as the run needs. `episodes` and `evaluate` of aioenv run envs to their last episode"
+        )
 
 
 # ------------------------------------------------------------ one slot

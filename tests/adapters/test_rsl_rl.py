@@ -9,6 +9,7 @@ import pytest
 import aioenv
 from aioenv import errors
 from aioenv.testing import leak_check
+from tests.kits.counter_kit import finite
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("rsl_rl")
@@ -182,5 +183,25 @@ def test_its_runner_learns():
             lengths.append(vector_env.episode_stats.epoch()["length/mean"])
             vector_env.episode_stats.clear()
         assert lengths[0] < 60 and lengths[-1] >= 150, lengths  # of 200
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_slots_without_a_further_episode_give_no_steps(num_workers):
+    inner = finite("SameStep", num_workers=num_workers)
+    envs = RslRlVecEnv(inner, max_episode_length=100)
+    try:
+        for _ in range(3):
+            obs, reward, dones, _ = envs.step(torch.zeros(2, 1))
+        assert dones.all() and reward.tolist() == [1, 1] and inner.exhausted == (0,)
+        for _ in range(2):
+            with pytest.raises(errors.PausedError, match=r"slots \[0\] are paused, .* and RSL-RL would take"):
+                envs.step(torch.zeros(2, 1))
+        assert obs["policy"][1].tolist() == [0, 0] and envs.episode_length_buf.tolist() == [0, 0]
+        inner.pause(1)
+        inner.resume(0)
+        with pytest.raises(errors.PausedError, match=r"slots \[1\] are paused"):
+            envs.step(torch.zeros(2, 1))
     finally:
         envs.close()

@@ -12,6 +12,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from aioenv import errors, sync
 from aioenv.testing import leak_check
+from tests.kits.counter_kit import finite
 
 INSTALLED = importlib.util.find_spec("stable_baselines3") is not None
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="Stable-Baselines3 is not installed")
@@ -432,3 +433,16 @@ def test_a_policy_learns_the_same_as_over_theirs():
         finally:
             envs.close()
     assert returns[0] == returns[1] and len(returns[0]) > 10
+
+
+def test_slots_without_a_further_episode_give_no_steps():
+    from aioenv.adapters import sb3
+
+    envs = sb3.VecEnv(finite("SameStep", num_workers=0))
+    envs.reset()
+    for _ in range(3):
+        _, rewards, dones, infos = envs.step(np.zeros((2, 1), np.float32))
+    assert dones.all() and rewards.tolist() == [1, 1] and "terminal_observation" in infos[0]
+    with pytest.raises(errors.PausedError, match=r"slots \[0\] are paused, .* and Stable-Baselines3 would take"):
+        envs.step(np.zeros((2, 1), np.float32))
+    envs.close()

@@ -15,7 +15,7 @@ from aioenv import errors
 from aioenv.core.slots import SlotState
 from aioenv.testing import leak_check
 from tests.kits.blocking_kit import ctrl_c_at
-from tests.kits.counter_kit import Counter
+from tests.kits.counter_kit import Counter, finite
 from tests.kits.zoo import Sampler
 
 pytest.importorskip("torch")
@@ -338,3 +338,16 @@ def test_its_collectors(kwargs):
                 assert np.array_equal(buffer.obs_next[index], buffer.obs[following])
         assert (np.asarray(stats.lens) <= 12).all()
         envs.close()
+
+
+def test_slots_without_a_further_episode_give_no_steps():
+    envs = TianshouVectorEnv(finite("Disabled", num_workers=0))
+    envs.reset()
+    for _ in range(3):
+        ended = envs.step(np.zeros((2, 1), np.float32))[2]
+    assert ended.all()
+    envs.reset()
+    with pytest.raises(errors.PausedError, match=r"slots \[0\] are paused"):
+        envs.step(np.zeros((2, 1), np.float32))
+    assert envs.step(np.zeros((1, 1), np.float32), [1])[1].tolist() == [1]
+    envs.close()

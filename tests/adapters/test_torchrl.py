@@ -14,7 +14,7 @@ import aioenv
 from aioenv import errors
 from aioenv.testing import leak_check
 from tests.kits.blocking_kit import ctrl_c_at
-from tests.kits.counter_kit import Counter
+from tests.kits.counter_kit import Counter, finite
 from tests.kits.zoo import Sampler
 
 torch = pytest.importorskip("torch")
@@ -330,6 +330,20 @@ def test_other_vector_envs_step_all_slots(make_envs):
     with pytest.raises(TypeError, match=f"^async_reset_send: .*{message}"):
         env.async_reset_send()
     env.step(root)
+    env.close()
+
+
+def test_slots_without_a_further_episode_give_no_steps():
+    envs = finite("Disabled", num_workers=0)
+    env = AioEnv(envs)
+    with pytest.raises(errors.PausedError, match=r"slots \[0\] are paused, .* and TorchRL would take"):
+        env.rollout(8, break_when_any_done=False)
+    assert envs.exhausted == (0,)
+    root = TensorDict({"action": env.action_spec.zero()}, batch_size=[2])
+    some_step = env.step(root.clone().set("_step", some(False, True)))
+    assert some_step["next", "observation"][1].tolist() == [0, 1]
+    with pytest.raises(errors.PausedError, match=r"slots \[0\] are paused"):
+        env.step(root.clone().set("_step", some(True, False)))
     env.close()
 
 

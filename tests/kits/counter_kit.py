@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+
+import aioenv
 
 
 class Counter(gym.Env):
@@ -44,6 +47,32 @@ class Counter(gym.Env):
 
     def double(self, x, *, plus=0):
         return 2 * x + plus
+
+
+class Finite(gym.Env):
+    """Has so many episodes of 3 steps each."""
+
+    def __init__(self, episodes: int) -> None:
+        self.observation_space = spaces.Box(-1e9, 1e9, (2,), np.float32)
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.left = episodes
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if not self.left:
+            raise aioenv.EpisodesDone
+        self.left -= 1
+        self.t = 0
+        return np.array([self.left, 0], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([self.left, self.t], np.float32), 1.0, self.t == 3, False, {}
+
+
+def finite(mode, **kwargs):
+    """A blocking vector env, whose slot 0 has one episode, and slot 1 two."""
+    return aioenv.sync.VectorEnv([functools.partial(Finite, n) for n in (1, 2)], autoreset_mode=mode, **kwargs)
 
 
 def counters(n: int, **kwargs):
