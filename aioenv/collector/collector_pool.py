@@ -213,6 +213,8 @@ class CollectorPool:
             self._weights = last._replace(version=self.version + 1)
         self.version += 1
         if self._sync and self._begun_at is not None:
+            if any(collector.has_failed for collector in self._collectors):
+                self._round_weights = self._weights  # those of the round may be why
             self._begin_round()
         return self.version
 
@@ -553,6 +555,11 @@ class Collector:
         self._timer: asyncio.TimerHandle | None = None
         self._idle_s = 0.0
         self._idle_since: float | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether, in sync mode, an error was raised in place of its rollout, which was not asked for again yet."""
+        return not (self.delivered or self.finished or self.open or self.untaken)
 
     def begin(self) -> Begin:
         """Return how the slots of a new process begin."""

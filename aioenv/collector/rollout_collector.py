@@ -84,7 +84,8 @@ class RolloutCollector(AsyncResource):
         mode: "async": a collector begins its next rollout when its last one is handed out. "sync": all collectors
             collect one rollout each with the same weights, and wait then until `update` is called and all rollouts were
             handed out. So in sync mode the rollouts of a slot do not depend on `num_collectors`. An iteration that
-            waits 5 s for `update` logs a warning.
+            waits 5 s for `update` logs a warning. After an error, `update` also gives its weights to the rollouts of
+            this round that are collected again.
         max_weight_lag: in async mode, the greatest number of updates by which a rollout's weights may be older than the
             newest ones when it is handed out. Older rollouts are dropped, and counted in `stats()`. None: any number.
         prefetch: in async mode, the number of rollouts that a collector may begin before its last one was handed out.

@@ -168,6 +168,63 @@ async def test_weights_that_the_policy_refuses_at_first():
         assert (await anext(collector)).weights_version == 4
 
 
+class Scale:
+    """Raises with weights that are NaN."""
+
+    def __init__(self):
+        self.scale = 1.0
+
+    def update(self, weights):
+        self.scale = weights
+
+    def __call__(self, obs):
+        if np.isnan(self.scale):
+            raise FloatingPointError("weights are NaN")
+        return np.zeros(len(obs), np.int64)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.asyncio
+async def test_weights_with_which_the_policy_raises_can_be_replaced(mode):
+    async with aioenv.RolloutCollector(
+        "CartPole-v1", 2, policy=Scale, steps=4, num_collectors=2, mode=mode
+    ) as collector:
+        await collector.update(float("nan"))
+        with pytest.raises(aioenv.PolicyError, match="weights are NaN"):
+            await anext(collector)
+        await collector.update(1.0)
+        found, errors = [], 1
+        while len(found) < 2:
+            try:
+                found.append(await anext(collector))
+            except aioenv.PolicyError:  # of the other collector, which had the first weights too
+                errors += 1
+                assert errors == 2
+        assert [rollout.weights_version for rollout in found] == [2, 2]
+        if mode == "sync":
+            assert {rollout.collector for rollout in found} == {0, 1}
+            assert not any(one.worker.busy for one in collector._pool._collectors), "the next round needs an update"
+            await collector.update(2.0)
+            assert [(await anext(collector)).weights_version for _ in range(2)] == [3, 3]
+
+
+@pytest.mark.asyncio
+async def test_an_update_after_an_error_keeps_the_rollouts_of_the_others():
+    """Only one collector raises: the round still has one rollout of each."""
+    async with collector_of() as collector:
+        await collector.update(("raise", 2, 2))
+        found = []
+        with pytest.raises(aioenv.PolicyError):
+            while True:
+                found.append(await anext(collector))
+        await collector.update((Faulty.OK, 0, 0))
+        while len(found) < 2:
+            found.append(await anext(collector))
+        assert {rollout.collector: rollout.weights_version for rollout in found} == {0: 1, 1: 2}
+        await collector.update()
+        assert {(await anext(collector)).weights_version for _ in range(2)} == {3}
+
+
 @pytest.mark.parametrize(
     ("policy", "text"),
     [
