@@ -400,7 +400,10 @@ class CollectorPool:
             return
         if not reply.rollout:  # all envs were done before
             collector.finished = True
+            collector.note_end(self._timeout_s)
             collector.open.remove(task)
+            if self._sync:
+                self._begin_round()
             self._wake()
             return
         if reply.in_block:

@@ -119,7 +119,7 @@ class CollectorService:
         self._blocks = BlockMapper()
         self._loop = new_event_loop()
         self._envs: AsyncVectorEnv | None = None
-        self._task: asyncio.Task[Rollout] | None = None  # the rollout that is being collected
+        self._task: asyncio.Task[Rollout | None] | None = None  # the rollout that is being collected
         self._policy_s = 0.0
         self._finished = False  # whether no env has a further episode
         self._takes_generators = False
@@ -148,8 +148,8 @@ class CollectorService:
             raise SystemExit(_TERMINATED)
         self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def _run_rollout(self) -> Rollout:
-        """Collect a rollout.
+    def _run_rollout(self) -> Rollout | None:
+        """Collect a rollout; None: no env has a further episode.
 
         Raises:
             SystemExit: if the process was told to end.
@@ -229,6 +229,8 @@ class CollectorService:
             return Reply((), dump(CollectReply(failures=_failures(exc), refused_weights=True), self._table))
         try:
             rollout = self._run_rollout()
+            if rollout is None:
+                return Reply((), dump(CollectReply(finished=True)))
             dumped = dump_rollout(rollout, self._table)
         except WorkerDied as exc:
             _log.error("%s", str(exc).partition("\n")[0])
@@ -263,16 +265,23 @@ class CollectorService:
             there[:] = buffer
         return True
 
-    async def _collect(self) -> Rollout:
+    async def _collect(self) -> Rollout | None:
         begin, self._begin_next = self._begin_next, None
         if begin is not None:
             await self._begin(begin)
         elif self._failed:
             await self._reset_failed()
         envs = self._started
-        rollout = await envs.rollout(self._call_policy, self._recipe.steps, self._recipe.groups)
-        self._finished = len(envs.exhausted) == self._num_envs
+        rollout = None
+        if not self._is_exhausted:
+            rollout = await envs.rollout(self._call_policy, self._recipe.steps, self._recipe.groups)
+        self._finished = self._is_exhausted
         return rollout
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """Whether no env has a further episode."""
+        return len(self._started.exhausted) == self._num_envs
 
     def _note_failures(self, exc: Exception) -> list[Failure]:
         failures = _failures(exc)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 
 import gymnasium as gym
@@ -352,6 +354,56 @@ async def test_the_iteration_ends_when_all_envs_are_done(prefetch):
         assert reward == 2 * 3 * 2
         with pytest.raises(StopAsyncIteration):
             await anext(collector)
+
+
+class Empty(Short):
+    """Has as many episodes as its worker is told."""
+
+    def __init__(self):
+        self.left = int(os.environ["EPISODES"])
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("autoreset_mode", ["NextStep", "Disabled"])
+@pytest.mark.asyncio
+async def test_a_collector_whose_envs_have_no_episode_is_finished(mode, autoreset_mode):
+    found = []
+    async with aioenv.RolloutCollector(
+        Empty,
+        2,
+        policy=lambda: flat,
+        steps=4,
+        num_collectors=2,
+        mode=mode,
+        autoreset_mode=autoreset_mode,
+        timeout_s=60.0,
+        worker_env=[{"EPISODES": "0"}, {"EPISODES": "3"}],
+    ) as collector:
+        async for rollout in collector:
+            assert rollout.collector == 1
+            found.append(rollout.reward[rollout.valid].sum())
+            await collector.update()
+        assert collector._pool._collectors[0]._timer is None, "nothing is waited for"
+    assert sum(found) == 3 * 2 and len(found) > 1
+
+
+@pytest.mark.asyncio
+async def test_a_round_begins_once_it_is_known_that_a_collector_has_no_episode():
+    """The update comes first."""
+    async with aioenv.RolloutCollector(
+        Empty,
+        2,
+        policy=lambda: flat,
+        steps=4,
+        num_collectors=2,
+        mode="sync",
+        worker_env=[{"EPISODES": "0"}, {"EPISODES": "3"}],
+    ) as collector:
+        os.kill(collector.pids[0], signal.SIGSTOP)
+        await anext(collector)
+        await collector.update()
+        os.kill(collector.pids[0], signal.SIGCONT)
+        assert (await anext(collector)).weights_version == 1
 
 
 def flat(obs):
