@@ -65,7 +65,8 @@ class StreamTransfer:
             memory, event = buffers.pop(0)
             event.synchronize()
         if memory is None or len(memory) < shape[0]:
-            memory = self._streams.pinned(shape, dtype)
+            with torch.inference_mode(False):  # else it could not be written to outside of that mode
+                memory = self._streams.pinned(shape, dtype)
         pinned = memory[: shape[0]]
         pinned.copy_(source)
         copied, event = self._streams.upload(pinned)
@@ -98,7 +99,7 @@ class Streams:
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an uninitialised tensor in pinned memory."""
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def upload(self, pinned: Any) -> tuple[Any, Any]:
         """Begin a copy on the upload stream, for which the current stream waits; return it and the event of its end."""

@@ -125,6 +125,29 @@ def test_numbers_are_converted_on_the_way():
     assert upload.dtype == torch.bfloat16 and plain(upload).tolist() == [1.5, 2.5]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_buffers_serve_inference_mode_and_others(first):
+    calls = Delayed()
+    transfer = StreamTransfer(torch.device("cuda"), calls)
+    for inference in (first, not first, first):
+        with torch.inference_mode(inference):
+            for number in range(3):
+                upload = transfer.upload("obs", torch.full((4, 3), float(number)), torch.float32)
+                calls.run()
+                assert plain(upload).unique().tolist() == [number]
+    assert calls.num_pinned == 2
+
+
+def test_pinned_memory_is_on_the_cpu_whatever_the_default_device():
+    streams = Streams(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    with torch.device("meta"):  # as by `torch.set_default_device`
+        if torch.cuda.is_available():
+            assert streams.pinned((2,), torch.float32).is_pinned()
+        else:
+            with pytest.raises(RuntimeError):  # without a GPU there is none
+                streams.pinned((2,), torch.float32)
+
+
 def test_tensors_of_the_cpu_are_not_downloaded():
     calls = Delayed()
     transfer = StreamTransfer(torch.device("cuda"), calls)
