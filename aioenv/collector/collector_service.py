@@ -32,7 +32,7 @@ from aioenv.ipc.messages import Failure, dump, load
 from aioenv.make import make_vec, new_event_loop
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.recorder import Rollout
-from aioenv.rollout.rollout import Policy, has_parameter
+from aioenv.rollout.rollout import Policy, has_parameter, is_torch_module
 from aioenv.spaces.layout import packed
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.service import PartialStep, Reply, StartFailed, describe_failure
@@ -356,11 +356,8 @@ class CollectorService:
             raise TypeError(
                 f"policy: expected a factory of functions of observations, got one that returned {policy!r}"
             )
-        call, signature_of = policy, policy
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(policy, torch.nn.Module):
-            call, signature_of = partial(_call_module, torch, policy), policy.forward
-        takes_slots, takes_generators = (has_parameter(signature_of, name) for name in ("slots", "generators"))
+        call = partial(_call_module, sys.modules["torch"], policy) if is_torch_module(policy) else policy
+        takes_slots, takes_generators = (has_parameter(policy, name) for name in ("slots", "generators"))
         self._takes_generators = takes_generators
         first = self._first
 
@@ -394,7 +391,7 @@ class CollectorService:
 
 def _call_module(torch: Any, module: Any, obs: Any, **more: Any) -> Any:
     """Call a module of torch with tensors for arrays."""
-    with torch.inference_mode():
+    with torch.no_grad():  # in `inference_mode`, a buffer that it assigns could not take the next weights
         return module(_tensors(torch, obs), **more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,16 @@ from aioenv.spaces.infos import Column, Columns, Schema
 if TYPE_CHECKING:
     from aioenv.core.waits import Clock
 
-__all__ = ["Policy", "Rollouts", "extras_hint", "has_parameter", "is_pair_space", "split_answer", "takes_slots"]
+__all__ = [
+    "Policy",
+    "Rollouts",
+    "extras_hint",
+    "has_parameter",
+    "is_pair_space",
+    "is_torch_module",
+    "split_answer",
+    "takes_slots",
+]
 
 Policy = Callable[..., Any | Awaitable[Any]]
 
@@ -288,7 +298,16 @@ def takes_slots(policy: Policy) -> bool:
 def has_parameter(policy: Policy, name: str) -> bool:
     """Return whether a policy has a parameter of this name."""
     try:
-        parameter = inspect.signature(policy).parameters.get(name)
+        # a policy that was made of another one has its parameters, as for `signature`
+        found: Any = inspect.unwrap(policy, stop=lambda function: hasattr(function, "__signature__"))
+        # calls of a module take anything, and hand it on
+        parameter = inspect.signature(found.forward if is_torch_module(found) else found).parameters.get(name)
     except (TypeError, ValueError):  # a function of C without a signature
         return False
     return parameter is not None and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+
+
+def is_torch_module(policy: Any) -> bool:
+    """Return whether a policy is a `torch.nn.Module`; torch is not imported for that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(policy, torch.nn.Module)

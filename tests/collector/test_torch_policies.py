@@ -124,6 +124,33 @@ async def test_a_module_is_a_policy():
     assert found[0]["value"].dtype == np.float32
 
 
+def make_counting_module():
+    import torch
+
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, obs):
+            self.seen = self.seen + len(obs)  # a new tensor, made in the call
+            return torch.zeros(len(obs), dtype=torch.int64), {"seen": self.seen.expand(len(obs))}
+
+    return Counting()
+
+
+@pytest.mark.asyncio
+async def test_a_module_that_assigns_buffers_takes_weights():
+    pytest.importorskip("torch")
+    async with aioenv.RolloutCollector(
+        "CartPole-v1", 2, policy=make_counting_module, steps=3, num_collectors=1, mode="sync", groups=1
+    ) as collector:
+        for version in range(3):
+            rollout = await anext(collector)
+            assert rollout.weights_version == version and rollout.extras["seen"][:, 0].tolist() == [2, 4, 6]
+            await collector.update(make_counting_module().state_dict())
+
+
 def test_torch_is_not_imported_for_other_policies():
     code = """
         import sys
