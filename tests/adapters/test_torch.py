@@ -603,6 +603,33 @@ def test_a_policy_of_tensors_serves_evaluate():
     aioenv.run(main())
 
 
+class Noting(torch.nn.Module):
+    """Notes which slots it is called for."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def forward(self, obs, slots):
+        self.noted += slots.tolist()
+        return torch.zeros(len(obs), dtype=torch.int64)
+
+
+class NotingEpisodes(Noting):
+    def forward(self, obs, slots, episodes, started):
+        assert len(episodes) == len(started) == len(obs)
+        return super().forward(obs, slots)
+
+
+def test_modules_get_the_parameters_that_they_have():
+    with TorchVectorEnv(aioenv.sync.make_vec("CartPole-v1", NUM_ENVS, num_workers=0)) as envs:
+        envs.reset(seed=0)
+        envs.rollout(module := Noting(), 2)
+        assert module.noted == [*range(NUM_ENVS)] * 2
+        aioenv.sync.evaluate(envs.envs, envs.numpy_policy(module := NotingEpisodes()), 3)
+        assert set(module.noted) == {*range(NUM_ENVS)}
+
+
 def test_the_module_is_imported_when_it_is_asked_for():
     from tests.kits.process_kit import run_alone
 
