@@ -132,7 +132,8 @@ class VectorWrapper:
     _gymnasium: GymnasiumWrapper | None = None  # made once the spaces are known
     _left: _Request | None = None  # was cancelled or timed out; its result was not taken yet
     # of the last results
-    last_obs: Any = None
+    last_obs: Any = None  # a copy
+    _memory: Any = None  # of that copy
     pending_reset: Bools
 
     def __init__(self, envs: Envs, wrapper: Callable[..., GymnasiumWrapper], *args: Any, **kwargs: Any) -> None:
@@ -400,7 +401,11 @@ class VectorWrapper:
             if "_active" in seen.info:
                 ended = np.where(seen.info["_active"], ended, self.pending_reset)
             self.pending_reset = ended
-        self.last_obs = seen.obs
+        if seen.obs is result.obs and isinstance(self.env, VectorWrapper):
+            self.last_obs = self.env.last_obs
+        else:
+            # the arrays are the caller's, who may write to them
+            self.last_obs = self._memory = _copied(seen.obs, self._memory)
         return seen
 
     def _see_reset(self, request: _Request, result: ResetResult, rows: Bools | None) -> ResetResult:
@@ -487,6 +492,27 @@ async def _take_from(envs: AsyncVectorEnv) -> _Taken | None:
     except SlotError as exc:
         error, ready = exc, exc.partial
     return _Taken(StepResult(*spread(envs.single_observation_space, ready, envs.num_envs)), ready.slots, error)
+
+
+def _copied(obs: Any, memory: Any) -> Any:
+    """Return a copy of observations; objects that are no arrays are not copied.
+
+    Args:
+        obs: the observations.
+        memory: an earlier copy, whose arrays are written to where they fit: new memory costs more than the copy.
+    """
+    if isinstance(obs, dict):
+        memory = memory if isinstance(memory, dict) else {}
+        return {key: _copied(part, memory.get(key)) for key, part in obs.items()}
+    if type(obs) is tuple:
+        memory = memory if type(memory) is tuple and len(memory) == len(obs) else [None] * len(obs)
+        return tuple(map(_copied, obs, memory))
+    if not isinstance(obs, np.ndarray):
+        return obs
+    if not isinstance(memory, np.ndarray) or memory.shape != obs.shape or memory.dtype != obs.dtype:
+        memory = np.empty_like(obs)
+    memory[...] = obs
+    return memory
 
 
 def _set_partial(error: SlotError, partial: Any) -> None:

@@ -435,6 +435,50 @@ async def test_rollouts_are_wrapped(mode):
     assert_same(two.last_obs, obs)
 
 
+def by_name(envs):
+    single = gym.spaces.Dict({"all": WIDE, "pair": gym.spaces.Tuple([WIDE])})
+    return wrappers.TransformObservation(envs, named, single_observation_space=single)
+
+
+def named(obs):
+    return {"all": obs, "pair": (obs + 1,)}
+
+
+def overwrite(obs):
+    """As a caller may, whose arrays they are."""
+    for part in (obs["all"], *obs["pair"]) if isinstance(obs, dict) else [obs]:
+        part[...] = 777
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        partial(wrappers.ClipReward, min_reward=-1.0),
+        partial(wrappers.FrameStack, stack_size=2),
+        by_name,
+        lambda envs: wrappers.ClipReward(NormalizeReward(by_name(envs)), -1.0),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_rollout_begins_with_what_was_returned_whatever_the_caller_did_with_it(wrap):
+    async with wrap(aioenv.make_vec("CartPole-v1", SLOTS, num_workers=0)) as envs:
+        found = []
+        for writes in (False, True):
+            obs, _ = await envs.reset(seed=0)
+            if writes:
+                overwrite(obs)
+            for _ in range(2):
+                rollout = await envs.rollout(lambda obs: np.ones(SLOTS, np.int64), 3)
+                found.append(rollout.obs)
+                if writes:
+                    overwrite(rollout.last_obs)
+                result = await envs.step(np.zeros(SLOTS, np.int64))
+                if writes:
+                    overwrite(result.obs)
+        for got, expected in zip(found[2:], found[:2], strict=True):
+            assert_same(got, expected)
+
+
 @pytest.mark.asyncio
 async def test_rollouts_need_an_observation_and_obey_masks():
     made = aioenv.make_vec("Pendulum-v1", 2, num_workers=0, max_episode_steps=4, autoreset_mode="NextStep")
