@@ -110,6 +110,7 @@ class _AllSlots:
             if exc.partial is None:
                 raise
             result, error = exc.partial, exc
+        info = envs.last_info  # always a dict
         arrays, objects = take_observations(self._observations, result.obs, n)
         slots = self.slots if self._resets is None else self._resets
         valid = np.ones(n, np.bool_)
@@ -117,16 +118,14 @@ class _AllSlots:
             arrays = [array[slots] for array in arrays]
             objects = [[column[slot] for slot in slots.tolist()] for column in objects]
             nothing = np.zeros(len(slots), np.bool_)
-            return StepOutcome(arrays, objects, np.zeros(len(slots)), nothing, nothing, None, [result.info], error)
+            return StepOutcome(arrays, objects, np.zeros(len(slots)), nothing, nothing, None, [info], error)
         if error is not None:
             valid[list(error.slots)] = False
         for key, invalid in (("_active", False), ("restarted", True)):
-            if key in result.info:
-                valid &= result.info[key] != invalid
+            if key in info:
+                valid &= info[key] != invalid
         columns = [list(column) for column in objects]
-        return StepOutcome(
-            arrays, columns, result.reward, result.terminated, result.truncated, valid, [result.info], error
-        )
+        return StepOutcome(arrays, columns, result.reward, result.terminated, result.truncated, valid, [info], error)
 
     def abandon(self) -> None:
         """Do nothing: the wrapper keeps the request for its `recv`."""

@@ -45,6 +45,13 @@ _REFUSED = {
     "set_state": "the state of an env has nothing of what a wrapper keeps for its slot: reset() instead",
 }
 
+# Gymnasium's wrappers that draw in `step` and `reset`.
+_DRAWING = tuple(
+    getattr(gymnasium.wrappers.vector, name)
+    for name in ("RecordVideo", "HumanRendering")
+    if hasattr(gymnasium.wrappers.vector, name)
+)
+
 
 class _Request(NamedTuple):
     """A step or reset as the wrapped vector env was asked for it."""
@@ -76,13 +83,18 @@ class _LastBatch(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _take(self) -> Any:
         result, self.result = self.result, None  # its memory is used again once it is released
+        if result is None:
+            raise TypeError(
+                "a vector wrapper steps or resets more than once in a `step` or `reset`, and there is the result of "
+                "one step or reset: put it around a blocking vector env of aioenv.sync.make_vec"
+            )
         return result
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         return self._take()
 
     def step(self, actions: Any) -> Any:
-        if actions is not self.actions:
+        if self.result is not None and actions is not self.actions:
             raise TypeError(
                 "a vector wrapper has changed the actions in `step`, after they were sent: derive it from "
                 "gymnasium.vector.VectorActionWrapper, and change them in `actions`"
@@ -116,7 +128,7 @@ class VectorWrapper:
     Args:
         envs: an `AsyncVectorEnv`, `NativeVectorEnv`, or another wrapper.
         wrapper: a subclass of `gymnasium.vector.VectorWrapper`, or a function that is called with a vector env and
-            returns an instance of one. It must not change actions in `step`.
+            returns an instance of one. It must not change actions in `step`, nor step, reset or draw by itself.
         *args: further arguments of `wrapper`.
         **kwargs: keyword arguments of `wrapper`.
 
@@ -134,15 +146,24 @@ class VectorWrapper:
     # of the last results
     last_obs: Any = None  # a copy
     _memory: Any = None  # of that copy
+    last_info: Any = None
     pending_reset: Bools
 
-    def __init__(self, envs: Envs, wrapper: Callable[..., GymnasiumWrapper], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        envs: Envs,
+        wrapper: Callable[..., GymnasiumWrapper],
+        /,  # the wrapper may have any argument
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         if not isinstance(envs, (AsyncVectorEnv, VectorWrapper)):
             hint = "; it goes into the wrapper of gymnasium.wrappers.vector itself"
             raise TypeError(
                 f"envs: expected an aioenv.AsyncVectorEnv or a wrapper of one, got {type(envs).__name__}"
                 + hint * isinstance(envs, gymnasium.vector.VectorEnv)
             )
+        _check_draws_not(wrapper)
         self.env = envs
         self.num_envs: int = envs.num_envs
         self._make, self._args, self._kwargs = wrapper, args, kwargs
@@ -156,6 +177,7 @@ class VectorWrapper:
         made = self._make(self._batch, *self._args, **self._kwargs)
         if not isinstance(made, gymnasium.vector.VectorWrapper):
             raise TypeError(f"wrapper: expected a gymnasium.vector.VectorWrapper, got {type(made).__name__}")
+        _check_draws_not(type(made))
         self._changes_actions = isinstance(made, VectorActionWrapper)
         if self._changes_actions and type(made).step is not VectorActionWrapper.step:
             raise TypeError(
@@ -398,9 +420,10 @@ class VectorWrapper:
             ended = seen.terminated | seen.truncated
             if rows is not None:
                 ended = np.where(rows, ended, self.pending_reset)
-            if "_active" in seen.info:
-                ended = np.where(seen.info["_active"], ended, self.pending_reset)
+            if "_active" in result.info:
+                ended = np.where(result.info["_active"], ended, self.pending_reset)
             self.pending_reset = ended
+        self.last_info = seen.info if isinstance(seen.info, dict) else result.info  # DictInfoToList makes lists
         if seen.obs is result.obs and isinstance(self.env, VectorWrapper):
             self.last_obs = self.env.last_obs
         else:
@@ -480,6 +503,15 @@ class VectorWrapper:
         """The autoreset mode of the vector env."""
         mode: AutoresetMode = self.env.autoreset_mode
         return mode
+
+
+def _check_draws_not(kind: Any) -> None:
+    """Raise a TypeError if a wrapper draws."""
+    if isinstance(kind, type) and issubclass(kind, _DRAWING):
+        raise TypeError(
+            f"wrapper: {kind.__name__} calls render() in `step`, which an asynchronous vector env must be awaited for: "
+            "use aioenv.record for a video, or `await envs.render()` for images"
+        )
 
 
 async def _take_from(envs: AsyncVectorEnv) -> _Taken | None:

@@ -226,6 +226,76 @@ async def test_wrappers_that_change_actions_in_step_are_refused():
             await late.step(np.zeros(2, np.int64))
 
 
+class Twice(gym.vector.VectorWrapper):
+    def step(self, actions):
+        self.env.step(actions)
+        return self.env.step(actions)
+
+
+class StepsInReset(gym.vector.VectorWrapper):
+    def reset(self, *, seed=None, options=None):
+        self.env.reset(seed=seed, options=options)
+        return *self.env.step(np.zeros(2, np.int64))[:1], {}
+
+
+@pytest.mark.asyncio
+async def test_wrappers_that_take_two_results_of_one_request_are_told():
+    async with aioenv.make_vec("CartPole-v1", 2, num_workers=0) as envs:
+        await envs.reset(seed=0)
+        with pytest.raises(TypeError, match=r"more than once.*aioenv\.sync\.make_vec"):
+            await VectorWrapper(envs, Twice).step(np.zeros(2, np.int64))
+        with pytest.raises(TypeError, match="more than once"):
+            await VectorWrapper(envs, StepsInReset).reset(seed=0)
+
+
+@pytest.mark.parametrize("name", ["RecordVideo", "HumanRendering"])
+def test_wrappers_that_draw_are_refused(name, tmp_path):
+    envs = aioenv.make_vec("CartPole-v1", 2, num_workers=0, render_mode="rgb_array")
+    arguments = {"video_folder": str(tmp_path / "videos")} if name == "RecordVideo" else {}
+    with pytest.raises(TypeError, match=rf"{name} calls render\(\).*aioenv\.record"):
+        VectorWrapper(envs, getattr(vector, name), **arguments)
+    assert not (tmp_path / "videos").exists()
+
+
+@pytest.mark.asyncio
+async def test_functions_that_make_a_wrapper_that_draws_are_refused():
+    envs = aioenv.make_vec("CartPole-v1", 2, num_workers=0, render_mode="rgb_array")
+    with pytest.raises(TypeError, match=r"HumanRendering calls render\(\)"):
+        await VectorWrapper(envs, lambda envs: vector.HumanRendering(envs))
+    assert envs.closed
+
+
+@pytest.mark.asyncio
+async def test_the_wrapper_may_have_arguments_of_any_name():
+    envs = aioenv.make_vec("CartPole-v1", 2, num_workers=0)
+    flat = gym.wrappers.FlattenObservation
+    async with VectorWrapper(envs, vector.VectorizeTransformObservation, wrapper=flat) as wrapped:
+        assert (await wrapped.reset(seed=0)).obs.shape == (2, 4)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+async def test_rollouts_with_infos_in_lists(mode):
+    def made():
+        return aioenv.make_vec("CartPole-v1", 2, num_workers=0, max_episode_steps=3, autoreset_mode=mode)
+
+    def policy(obs):
+        return np.ones(len(obs), np.int64)
+
+    async with made() as envs, VectorWrapper(made(), vector.DictInfoToList) as lists:
+        await envs.reset(seed=0)
+        assert (await lists.reset(seed=0)).info == [{}, {}]
+        expected, rollout = await envs.rollout(policy, 7), await lists.rollout(policy, 7)
+        assert_same(rollout.next_obs, expected.next_obs)
+        assert_same(list(rollout.infos), list(expected.infos))
+        envs.pause(0)
+        lists.pause(0)
+        assert isinstance((await lists.step(np.ones(2, np.int64))).info, list)
+        await envs.step(np.ones(2, np.int64))
+        expected, rollout = await envs.rollout(policy, 7), await lists.rollout(policy, 7)
+        assert_same(rollout.valid, expected.valid)
+
+
 def test_what_is_no_asynchronous_vector_env_is_refused():
     envs = gym.make_vec("CartPole-v1", 2)
     with pytest.raises(TypeError, match=r"it goes into the wrapper of gymnasium.wrappers.vector itself"):
