@@ -117,6 +117,8 @@ class _WeightsPickler(pickle.Pickler):
         torch: Any = sys.modules.get("torch")
         if torch is None or not isinstance(obj, torch.Tensor):
             return NotImplemented
+        if type(obj) is torch.nn.Parameter:  # of a whole module; those of a state dict are plain tensors
+            return _parameter, (obj.detach(), obj.requires_grad)
         try:
             tensor = obj.detach().cpu().contiguous()
             try:
@@ -130,3 +132,7 @@ class _WeightsPickler(pickle.Pickler):
 def _tensor(array: Any, dtype: Any = None) -> Any:
     tensor = importlib.import_module("torch").from_numpy(array)
     return tensor if dtype is None else tensor.view(dtype)
+
+
+def _parameter(tensor: Any, requires_grad: bool) -> Any:
+    return importlib.import_module("torch").nn.Parameter(tensor, requires_grad)

@@ -82,6 +82,20 @@ def test_tensors_of_dtypes_that_numpy_lacks_travel_as_bytes():
         assert torch.equal(got[name].float(), tensor.float())
 
 
+@pytest.mark.parametrize("size", [2, 40])
+def test_modules_travel_whole(size):
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.BatchNorm1d(size)).eval()
+    module[0].bias.requires_grad = False
+    got = there_and_back({"net": module})["net"]
+    assert [p.requires_grad for p in got.parameters()] == [p.requires_grad for p in module.parameters()]
+    assert got.state_dict().keys() == module.state_dict().keys()
+    obs = torch.randn(5, size)
+    assert torch.equal(got(obs), module(obs))
+    half = there_and_back(torch.nn.Parameter(torch.ones(700, dtype=torch.bfloat16)))
+    assert isinstance(half, torch.nn.Parameter) and half.dtype == torch.bfloat16 and half.requires_grad
+
+
 def make_module():
     import torch
 
