@@ -52,7 +52,7 @@ class TorchVectorEnv:
     Observations of Dict and Tuple spaces are dicts and tuples of tensors; those of Text, Graph, Sequence and custom
     spaces stay as they are. Infos are numpy's, but for "final_obs". Attributes and methods that are not listed here are
     those of the vector env, and numpy's: `num_envs`, spaces, `autoreset_mode`, `render`, `episodes` (see
-    `numpy_policy`), `step_at`. Errors are the vector env's, too; `error.partial` has numpy's arrays.
+    `numpy_policy`), `step_at`. They are set there, too. Errors are its own; `error.partial` has arrays of numpy.
 
     Args:
         envs: a vector env, started or not: `AsyncVectorEnv`, `NativeVectorEnv`, one of `aioenv.sync`, or any
@@ -78,12 +78,12 @@ class TorchVectorEnv:
             raise TypeError(f"envs: expected a vector env, got {type(envs).__name__}")
         _check_dtype("obs_dtype", obs_dtype)
         _check_dtype("reward_dtype", reward_dtype)
-        self.envs = envs
         self.device = torch.device("cpu" if device is None else device)
         self.obs_dtype, self.reward_dtype = obs_dtype, reward_dtype
         self._is_async = inspect.iscoroutinefunction(envs.step)
         self._transfer = transfer_to(self.device)
         self._tensors: _Tensors | None = None  # needs the spaces, which an asynchronous one has from its start on
+        self.envs = envs  # the last one: from here on, attributes may be those of the vector env
 
     # ------------------------------------------------------------ start and close
 
@@ -99,16 +99,27 @@ class TorchVectorEnv:
         await self.envs.__aexit__(*exc_info)
 
     def __enter__(self) -> Self:
-        self.envs.__enter__()
+        if self._is_async or hasattr(self.envs, "__enter__"):
+            self.envs.__enter__()  # an asynchronous one refuses it
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.envs.__exit__(*exc_info)
+        if hasattr(self.envs, "__exit__"):
+            self.envs.__exit__(*exc_info)
+        else:  # Gymnasium's vector envs and wrappers
+            self.envs.close()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "envs" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.envs, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if own or "envs" not in self.__dict__ or not hasattr(self.envs, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.envs, name, value)
 
     def __repr__(self) -> str:
         return f"<TorchVectorEnv of {self.envs!r} on {self.device}>"
@@ -285,6 +296,10 @@ class TensorRollout:
         """The observations after each step (see `Rollout.next_obs`), made on first access."""
         return self._make_next_obs()
 
+    def __getstate__(self) -> dict[str, Any]:
+        next_obs = self.next_obs  # made now, since the function that makes it needs the `Rollout`
+        return {**vars(self), "_make_next_obs": functools.partial(_same, next_obs)}
+
     def to(self, device: Any) -> TensorRollout:
         """Return the rollout on another device; tensors that are there already are not copied."""
         names = ("obs", "actions", "reward", "terminated", "truncated", "valid", "last_obs", "extras")
@@ -298,6 +313,10 @@ class TensorRollout:
     def __repr__(self) -> str:
         steps, num_envs = self.reward.shape
         return f"<TensorRollout steps={steps} num_envs={num_envs} device={self.reward.device}>"
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def as_tensors(

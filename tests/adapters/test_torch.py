@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
+import pickle
 
 import gymnasium as gym
 import numpy as np
@@ -491,6 +493,29 @@ def test_it_is_started_and_closed_as_the_vector_env():
         aioenv.run(main())
 
 
+def test_a_with_statement_closes_any_blocking_vector_env():
+    envs = gym.wrappers.vector.ClipReward(aioenv.sync.make_vec("CartPole-v1", 2, num_workers=1), -1.0, 1.0)
+    with leak_check():
+        with TorchVectorEnv(envs) as tensors:
+            tensors.reset(seed=0)
+        assert envs.env.closed
+    with pytest.raises(TypeError, match="async with"), TorchVectorEnv(aioenv.make_vec("CartPole-v1", 2)):
+        pass
+
+
+def test_attributes_are_set_where_they_are_read():
+    normalized = gym.wrappers.vector.NormalizeObservation(aioenv.sync.make_vec("CartPole-v1", 2, num_workers=0))
+    with TorchVectorEnv(normalized) as envs:
+        envs.reset(seed=0)
+        count = envs.obs_rms.count
+        envs.update_running_mean = False
+        envs.step(torch.ones(2))
+        assert envs.obs_rms.count == count and not normalized.update_running_mean
+        envs.note = 3  # which no vector env has
+        assert envs.note == 3 and not hasattr(normalized, "note")
+        assert TorchVectorEnv(envs, "meta").device.type == "meta" and envs.device.type == "cpu"
+
+
 # ------------------------------------------------------------ rollouts
 
 
@@ -562,6 +587,24 @@ def test_rollouts_of_any_space(space):
     if space == "half":
         assert converted.obs.dtype == converted.next_obs.dtype == converted.last_obs.dtype == torch.float32
         assert as_tensors(theirs).obs.data_ptr() == theirs.obs.ctypes.data
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rollouts_pickle(mode):
+    def policy(obs):
+        return torch.ones(len(obs)), {"value": obs[:, 0]}
+
+    envs = aioenv.sync.make_vec("CartPole-v1", NUM_ENVS, num_workers=0, autoreset_mode=mode, max_episode_steps=3)
+    with TorchVectorEnv(envs) as tensors:
+        tensors.reset(seed=0)
+        rollout = tensors.rollout(policy, 8)
+    for copied in (pickle.loads(pickle.dumps(rollout)), pickle.loads(pickle.dumps(rollout.to("cpu")))):
+        assert copied.next_obs.equal(rollout.next_obs) and copied.to("cpu").next_obs.equal(rollout.next_obs)
+        for name in ("obs", "actions", "reward", "terminated", "truncated", "valid", "last_obs"):
+            assert getattr(copied, name).equal(getattr(rollout, name)), name
+        assert copied.extras["value"].equal(rollout.extras["value"])
+        assert repr(list(copied.infos)) == repr(list(rollout.infos))
+        assert dataclasses.replace(copied, reward=-copied.reward).next_obs.equal(rollout.next_obs)
 
 
 def test_a_partial_rollout_becomes_tensors():
