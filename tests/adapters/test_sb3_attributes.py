@@ -87,7 +87,8 @@ def test_no_worker_imports_torch_to_say_that_there_is_no_monitor():
 
     from aioenv.adapters import sb3
 
-    envs = sb3.make_vec("CartPole-v1", 2, wrappers=[Game], episode_stats=False)
+    # a fork server may have imported torch for another test
+    envs = sb3.make_vec("CartPole-v1", 2, wrappers=[Game], episode_stats=False, start="spawn")
     try:
         assert envs.env_is_wrapped(Monitor) == [False] * 2
         assert envs.env_is_wrapped(gym.Wrapper, [0]) == [True]  # of which it is a subclass
