@@ -156,6 +156,7 @@ def make_vec(
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
     choosing = backend == "auto"
+    images = render is not None or pixels is not None
     if backend == "auto":
         usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
         of_processes = (start, restart, log_prefix, worker_env, cpu_affinity, num_workers, cluster)
@@ -166,7 +167,6 @@ def make_vec(
             or ignore_signals
             or spare_envs
         )
-        images = render is not None or pixels is not None
         draws = "render_mode" in (env.kwargs | env_kwargs if isinstance(env, EnvSpec) else env_kwargs)
         needs_single = (
             bool(wrappers)
@@ -227,7 +227,6 @@ def make_vec(
             stats_prefix=stats_prefix,
             check_numerics=check_numerics,
         )
-    images = render is not None or pixels is not None
     factories = [env_factory(env, num_envs, wrappers, images, env_kwargs)] * num_envs
     if isinstance(env, EnvCreator):
         placed = [env.at(slot) for slot in range(num_envs)]

@@ -42,7 +42,7 @@ class _Costs(NamedTuple):
     exchange_s: float
 
 
-_known: dict[Hashable, _Costs] = {}  # by what is made
+_known: dict[Hashable, _Costs | None] = {}  # by what is made; None: it can't be measured
 
 
 class BackendChoice:
@@ -72,15 +72,17 @@ class BackendChoice:
         Args:
             start_timeout_s: the limit for making and measuring one env, in seconds.
         """
-        costs = _known.get(self._key)
-        if costs is None:
+        n, why = len(self.factories), "an earlier attempt has failed"
+        if self._key not in _known:
             try:
-                costs = _known[self._key] = await _measure(self.factories[0], start_timeout_s)
+                _known[self._key] = await _measure(self.factories[0], start_timeout_s)
             except WorkerStartError as exc:
-                n, why = len(self.factories), str(exc)
-                _log.info('backend="auto": %d x %s step over workers: no step was measured: %s', n, self._what, why)
-                return False
-        n, workers = len(self.factories), min(len(self.factories), usable_cpus())
+                _known[self._key], why = None, str(exc).partition("\n")[0]
+        costs = _known[self._key]
+        if costs is None:
+            _log.info('backend="auto": %d x %s step over workers: no step was measured: %s', n, self._what, why)
+            return False
+        workers = min(n, usable_cpus())
         saved_s = n * costs.step_s * (1 - 1 / workers)  # what workers save, since they step side by side
         here = saved_s < costs.exchange_s
         _log.info(

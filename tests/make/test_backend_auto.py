@@ -281,6 +281,7 @@ def test_an_env_that_can_not_be_measured_steps_over_workers(why, caplog):
     finally:
         del gym.registry["Odd-v0"]
     assert 'backend="auto": 2 x Odd-v0 step over workers: no step was measured: ' in caplog.text
+    assert list(choice._known.values()) == [None], "it is tried once"
 
 
 def test_steps_that_are_measured_do_not_count_in_statistics():
