@@ -195,14 +195,15 @@ static PyObject *copy_dict(PyObject *dict) {
 static PyObject *copy_containers(PyObject *value) {
     if (PyObject_TypeCheck(value, (PyTypeObject *)numpy_array))
         return PyObject_CallMethodNoArgs(value, str_copy);
-    int is_dict = PyDict_CheckExact(value), is_tuple = PyTuple_CheckExact(value);
-    if (!is_dict && !is_tuple && !PyList_CheckExact(value))
+    int is_dict = PyDict_CheckExact(value), is_list = PyList_CheckExact(value), is_tuple = PyTuple_CheckExact(value);
+    int is_named = !is_tuple && PyTuple_Check(value) && PyObject_HasAttrString(value, "_make");
+    if (!is_dict && !is_list && !is_tuple && !is_named)
         return Py_NewRef(value);
     if (Py_EnterRecursiveCall(" in an info"))
         return NULL;
     PyObject *copy = is_dict ? copy_dict(value) : copy_list(value);
-    if (is_tuple && copy != NULL)
-        Py_SETREF(copy, PyList_AsTuple(copy));
+    if (copy != NULL && !is_dict && !is_list)
+        Py_SETREF(copy, is_named ? PyObject_CallMethod(value, "_make", "O", copy) : PyList_AsTuple(copy));
     Py_LeaveRecursiveCall();
     return copy;
 }

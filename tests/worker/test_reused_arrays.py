@@ -66,7 +66,8 @@ class SharesInfos(gym.Env):
 
     observation_space = action_space = spaces.Discrete(2)
     array = np.zeros(2)
-    nested: ClassVar = {"list": [array], "dict": {"array": array}, "tuple": (array,)}
+    graph = GraphInstance(array.reshape(2, 1), None, None)
+    nested: ClassVar = {"list": [array], "dict": {"array": array}, "tuple": (array,), "graph": graph}
     info: ClassVar = {}
 
     def __init__(self, number):
@@ -100,3 +101,4 @@ def test_each_slot_has_its_own_infos(make, num_workers):
             assert info["array"].tolist() == info["dict"]["array"].tolist() == expected
             for name in ("list", "tuple"):
                 assert [value[0].tolist() for value in info[name]] == expected
+            assert [graph.nodes[:, 0].tolist() for graph in info["graph"]] == expected
