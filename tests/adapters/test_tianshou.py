@@ -202,7 +202,7 @@ def test_an_error_leaves_no_slot_waiting(gate):
 def test_after_an_interrupted_step_it_goes_on(gate, how):
     """The late results are dropped, and no slot is lost."""
     with leak_check():
-        envs = counters(3, gate, timeout_s=0.5 if how == "timeout" else None)
+        envs = counters(3, gate, timeout_s=2.0 if how == "timeout" else None)
         envs.reset()
         interrupted(how, gate, lambda: envs.step([Counter.OK, Counter.WAIT], [0, 1]))
         assert envs.step([Counter.OK] * 3)[0][:, 1].tolist() == [2, 2, 1]
@@ -217,7 +217,7 @@ def test_after_an_interrupted_reset_beside_steps_it_goes_on(gate, how, tmp_path)
     os.mkfifo(other)
     with leak_check():
         factories = [functools.partial(SlowReset, gate=path) for path in (gate, other)]
-        timeout_s = 0.5 if how == "timeout" else None
+        timeout_s = 2.0 if how == "timeout" else None
         envs = TianshouVectorEnv(factories, num_workers=2, wait_num=1, timeout_s=timeout_s)
         envs.reset()
         envs.step([Counter.OK, Counter.WAIT])

@@ -175,7 +175,7 @@ def test_a_reset_of_some_slots_takes_a_seed():
 def test_after_an_interrupted_masked_step_it_goes_on(how, tmp_path):
     gate = str(tmp_path / "gate")
     os.mkfifo(gate)
-    timeout_s = 0.5 if how == "timeout" else None
+    timeout_s = 2.0 if how == "timeout" else None
     with leak_check():
         envs = aioenv.sync.VectorEnv(
             [functools.partial(Counter, gate=gate)] * 3, num_workers=3, autoreset_mode="Disabled", timeout_s=timeout_s
