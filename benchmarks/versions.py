@@ -2,26 +2,30 @@
 
     python -m benchmarks.versions OLD/bin/python NEW/bin/python --bar 0.95
 
-Each measurement is a process of its own, in an empty directory. A round measures both versions, and which one comes
-first alternates. The first version is compared with itself as well: its interval says how precise the run is.
-Intervals are 95 % bootstrap intervals of the median of the paired ratios, new to old: above 1 the new one is faster.
+A round starts three processes, each in an empty directory: the old version twice, and the new one. They run in turn,
+for a fraction of a second each, many times, in every order: so the slow moments of a shared machine fall on all of
+them. The ratio of a round is the median of its turns' ratios. The old version against itself says how precise the run
+is. Intervals are 95 % bootstrap intervals of the median of the rounds' ratios, new to old: above 1 the new one is
+faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -32,13 +36,16 @@ from gymnasium import spaces
 
 __all__ = ["ROWS", "interval", "main"]
 
-LIMIT_S = 120.0  # of a measurement
+LIMIT_S = 120.0  # of a turn
 WARM_UP_S = 0.3
 RESAMPLES = 10_000
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 # ------------------------------------------------------------ rows, which run in the measured version
+
+Turns = Iterable[float]  # how many seconds each turn of a row takes
+Tell = Callable[[float], object]  # takes the figure of a turn: the more, the better
 
 
 class NoOp(gymnasium.Env[Any, Any]):
@@ -64,38 +71,42 @@ class NoOp(gymnasium.Env[Any, Any]):
         return self._obs, 0.0, False, False, {}
 
 
-def _times(seconds: float) -> Iterator[None]:
-    """Yield as long as the clock runs."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        yield
+def _rate(do: Callable[[], Any], seconds: float) -> float:
+    """Return how often per second a function runs."""
+    count, began, now = 0, time.perf_counter(), 0.0
+    while now < seconds:
+        do()
+        count += 1
+        now = time.perf_counter() - began
+    return count / now
 
 
-def _awaited(env: Any, n: int, seconds: float, *, render: bool = False, **keywords: Any) -> float:
-    """Return the batches per second of `await envs.step()`, with an image of each slot if asked for."""
+def _awaited(env: Any, n: int, turns: Turns, tell: Tell, *, render: bool = False, **keywords: Any) -> None:
+    """Measure the batches per second of `await envs.step()`, with an image of each slot if asked for."""
     import aioenv
 
-    async def run() -> float:
+    async def run() -> None:
         if render:
             keywords["render"] = aioenv.RenderConfig(84, 84, quality="fast")
         async with aioenv.make_vec(env, n, **keywords) as envs:
             await envs.reset(seed=0)
             envs.action_space.seed(0)
             actions = envs.action_space.sample()
-            for budget in (WARM_UP_S, seconds):
-                count, began = 0, time.perf_counter()
-                for _ in _times(budget):
+            for seconds in turns:
+                count, began, now = 0, time.perf_counter(), 0.0
+                while now < seconds:
                     await envs.step(actions)
                     if render:
                         await envs.render()
                     count += 1
-            return count / (time.perf_counter() - began)
+                    now = time.perf_counter() - began
+                tell(count / now)
 
-    return aioenv.run(run())
+    aioenv.run(run())
 
 
-def _blocking(env: str, n: int, seconds: float, *, api: str) -> float:
-    """Return the batches per second of a blocking API: "sync", "drop-in" or "sb3"."""
+def _blocking(env: str, n: int, turns: Turns, tell: Tell, *, api: str) -> None:
+    """Measure the batches per second of a blocking API: "sync", "drop-in" or "sb3"."""
     import aioenv
 
     if api == "sb3":
@@ -113,29 +124,26 @@ def _blocking(env: str, n: int, seconds: float, *, api: str) -> float:
         envs.action_space.seed(0)
         actions = envs.action_space.sample()
     with contextlib.closing(envs):
-        for budget in (WARM_UP_S, seconds):
-            count, began = 0, time.perf_counter()
-            for _ in _times(budget):
-                envs.step(actions)
-                count += 1
-        return count / (time.perf_counter() - began)
+        for seconds in turns:
+            tell(_rate(partial(envs.step, actions), seconds))
 
 
-def _startup(n: int, seconds: float) -> float:
-    """Return how often per second a vector env with a worker for each env could start, be reset and be closed."""
+def _startup(n: int, turns: Turns, tell: Tell) -> None:
+    """Measure how often per second a vector env with a worker for each env could start, be reset and be closed."""
     import aioenv
 
-    async def run() -> float:
-        began = time.perf_counter()
+    async def run() -> None:
         async with aioenv.make_vec("CartPole-v1", n, num_workers=n) as envs:
             await envs.reset(seed=0)
-        return 1 / (time.perf_counter() - began)
 
-    return aioenv.run(run())
+    for _ in turns:
+        began = time.perf_counter()
+        aioenv.run(run())
+        tell(1 / (time.perf_counter() - began))
 
 
-def _memory(n: int, seconds: float) -> float:
-    """Return the reciprocal of the proportional memory of a worker, in MiB."""
+def _memory(n: int, turns: Turns, tell: Tell) -> None:
+    """Measure the reciprocal of the proportional memory of a worker, in MiB."""
     import aioenv
 
     async def run() -> float:
@@ -144,7 +152,8 @@ def _memory(n: int, seconds: float) -> float:
             await envs.step(envs.action_space.sample())
             return 1024 * n / sum(_proportional_kib(worker.pid) for worker in envs.workers)
 
-    return aioenv.run(run())
+    for _ in turns:
+        tell(aioenv.run(run()))
 
 
 def _proportional_kib(pid: int | None) -> int:
@@ -153,7 +162,7 @@ def _proportional_kib(pid: int | None) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
-ROWS: dict[str, Callable[[float], float]] = {
+ROWS: dict[str, Callable[[Turns, Tell], None]] = {
     "no-op x 1": partial(_awaited, NoOp, 1),
     "no-op x 64": partial(_awaited, NoOp, 64),
     "CartPole x 8": partial(_awaited, "CartPole-v1", 8),
@@ -173,6 +182,7 @@ ROWS: dict[str, Callable[[float], float]] = {
     "start of 64 workers": partial(_startup, 64),
     "memory of a worker": partial(_memory, 16),
 }
+ALONE = ("start of 64 workers", "memory of a worker")  # one turn a process, while the others do not run
 
 
 # ------------------------------------------------------------ the comparison
@@ -185,34 +195,93 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return statistics.median(ratios), float(low), float(high)
 
 
-def _measure(python: str, row: str, seconds: float) -> float:
-    """Measure a row with the aioenv of an interpreter.
+class _Measured:
+    """A process that measures a row with the aioenv of an interpreter, turn by turn.
 
-    Raises:
-        RuntimeError: if that fails.
+    Args:
+        python: the interpreter.
+        row: of `ROWS`.
     """
-    with tempfile.TemporaryDirectory() as directory:
+
+    def __init__(self, python: str, row: str) -> None:
+        self._name = f"{row} with {python}"
+        self._directory = tempfile.TemporaryDirectory()
+        self._errors = tempfile.TemporaryFile("w+")
         # -P: else this folder would hide what is installed
-        done = subprocess.run(
-            [python, "-P", str(Path(__file__).resolve()), "--measure", row, str(seconds)],
-            cwd=directory,
+        self._process = subprocess.Popen(
+            [python, "-P", str(Path(__file__).resolve()), "--measure", row],
+            cwd=self._directory.name,
             env={**os.environ, **_THREADS},
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
-            timeout=LIMIT_S,
         )
-    if done.returncode:
-        raise RuntimeError(f"{row} failed with {python}:\n{done.stderr}")
-    return float(done.stdout.split()[-1])
+
+    def turn(self, seconds: float) -> float:
+        """Return the figure of a turn.
+
+        Raises:
+            RuntimeError: if the process ends or takes longer than `LIMIT_S`.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        limit = threading.Timer(LIMIT_S, self._process.kill)
+        limit.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                print(seconds, file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        finally:
+            limit.cancel()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            raise RuntimeError(f"{self._name} failed:\n{self._errors.read()}")
+        return float(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._process.stdin is not None
+        limit = threading.Timer(LIMIT_S, self._process.kill)
+        limit.start()
+        with self._process, contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()  # the end of its input ends it
+        limit.cancel()
+        self._errors.close()
+        self._directory.cleanup()
 
 
-def _paired(first: str, second: str, row: str, rounds: int, seconds: float) -> list[float]:
-    """Return the ratio of each round, second to first."""
-    ratios = []
-    for number in range(rounds):
-        order = (first, second) if number % 2 == 0 else (second, first)
-        rates = [_measure(python, row, seconds) for python in order]
-        ratios.append(rates[1] / rates[0] if number % 2 == 0 else rates[0] / rates[1])
+def _figures(old: str, new: str, row: str, orders: Iterable[tuple[int, ...]], seconds: float) -> list[list[float]]:
+    """Return the figures of some turns: the old version's, the old one's again, and the new one's."""
+    pythons = (old, old, new)
+    figures = []
+    with contextlib.ExitStack() as stack:
+        measured = []
+        if row not in ALONE:
+            measured = [stack.enter_context(_Measured(python, row)) for python in pythons]
+            for process in measured:
+                process.turn(WARM_UP_S)
+        for order in orders:
+            figures.append([0.0] * len(pythons))
+            for k in order:
+                if measured:
+                    figures[-1][k] = measured[k].turn(seconds)
+                else:
+                    with _Measured(pythons[k], row) as process:
+                        figures[-1][k] = process.turn(seconds)
+    return figures
+
+
+def _ratios(old: str, new: str, row: str, rounds: int, turns: int, seconds: float) -> list[list[float]]:
+    """Return the ratios of each round: of the old version to itself, and of the new to the old one."""
+    orders = itertools.cycle(itertools.permutations(range(3)))
+    ratios: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        figures = _figures(old, new, row, itertools.islice(orders, 1 if row in ALONE else turns), seconds)
+        for k, kept in enumerate(ratios, 1):
+            kept.append(statistics.median(turn[k] / turn[0] for turn in figures))
     return ratios
 
 
@@ -223,7 +292,8 @@ def main() -> int:
     parser.add_argument("new", help="the interpreter of the one with the new version")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a measurement")
+    parser.add_argument("--turns", type=int, default=12, help="of each process in a round")
+    parser.add_argument("--seconds", type=float, default=0.15, help="of a turn")
     parser.add_argument("--bar", type=float, default=0.95, help="the least lower end of an interval")
     parser.add_argument("--json", type=Path, help="keep the ratios there; rows that it has are not measured again")
     args = parser.parse_args()
@@ -234,8 +304,7 @@ def main() -> int:
     print(f"{'row':26}{'old / old':>24}{'new / old':>24}")
     for row in args.rows:
         if row not in kept:
-            pairs = ((args.old, args.old), (args.old, args.new))
-            kept[row] = [_paired(*pair, row, args.rounds, args.seconds) for pair in pairs]
+            kept[row] = _ratios(args.old, args.new, row, args.rounds, args.turns, args.seconds)
             if args.json is not None:
                 args.json.write_text(json.dumps(kept, indent=1))
         same, changed = map(interval, kept[row])
@@ -251,6 +320,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
-        print(ROWS[sys.argv[2]](float(sys.argv[3])))
+        ROWS[sys.argv[2]](map(float, sys.stdin), partial(print, flush=True))
     else:
         sys.exit(main())
