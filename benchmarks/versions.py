@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -225,30 +225,33 @@ class _Measured:
             RuntimeError: if the process ends or takes longer than `LIMIT_S`.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
-        limit = threading.Timer(LIMIT_S, self._process.kill)
-        limit.start()
-        try:
+        with self._limit():
             with contextlib.suppress(BrokenPipeError):
                 print(seconds, file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
-        finally:
-            limit.cancel()
         if not line:
             self._process.wait()
             self._errors.seek(0)
-            raise RuntimeError(f"{self._name} failed:\n{self._errors.read()}")
+            raise RuntimeError(f"{self._name} failed, or took longer than {LIMIT_S:g} s:\n{self._errors.read()}")
         return float(line)
+
+    @contextlib.contextmanager
+    def _limit(self) -> Iterator[None]:
+        """Kill the process if the block takes longer than `LIMIT_S`."""
+        timer = threading.Timer(LIMIT_S, self._process.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         assert self._process.stdin is not None
-        limit = threading.Timer(LIMIT_S, self._process.kill)
-        limit.start()
-        with self._process, contextlib.suppress(BrokenPipeError):
+        with self._limit(), self._process, contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # the end of its input ends it
-        limit.cancel()
         self._errors.close()
         self._directory.cleanup()
 
