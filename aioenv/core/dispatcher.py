@@ -299,7 +299,12 @@ class Dispatcher:
             if self.restarter is not None:  # a worker that dies of it may get it again
                 for part, mine, payload in zip(parts, cuts, payloads, strict=True):
                     part.sent = _step_of(part, views, mine, payload)
-            sent = speedups.send_steps(parts, *self._with_shared_batch(request, views, cuts), payloads)
+            if self._worker_pool.shared_batches:
+                number = memoryview(BATCH_INDEX_BYTES[request.batch.shared_batch])
+                arrays, slices = [number, *views], [[_SHARED_BATCH, *mine] for mine in cuts]
+                sent = speedups.send_steps(parts, arrays, slices, payloads)
+            else:
+                sent = speedups.send_steps(parts, views, cuts, payloads)
             if sent == len(parts) and not request.waiting:
                 return
             if sent == len(parts) == len(self._worker_pool.members):
@@ -317,15 +322,6 @@ class Dispatcher:
         part = request.parts[0]
         on_reply = part.on_reply or partial(self._on_reply, request, part)
         part.member.worker.finish_step(PartialStep.from_tuple(started), part.into[0], on_reply)
-
-    def _with_shared_batch(
-        self, request: BatchRequest, views: list[memoryview], cuts: list[list[slice]]
-    ) -> tuple[list[memoryview], list[list[slice]]]:
-        """Put the number of the shared batch before the actions, if there is shared memory."""
-        if not self._worker_pool.shared_batches:
-            return views, cuts
-        number = memoryview(BATCH_INDEX_BYTES[request.batch.shared_batch])
-        return [number, *views], [[_SHARED_BATCH, *mine] for mine in cuts]
 
     def submit(self, request: BatchRequest, part: WorkerRequest, sent: SentRequest) -> None:
         """Send one worker its part of a request. The reply, or an error in its place, is put into the request."""

@@ -77,20 +77,14 @@ class WorkerGroup:
         self._payloads: list[bytes] = []  # the payload of a step for each worker, if actions are no objects
         self._request: BatchRequest | None = None  # in flight, for `recv`
 
-    def _acquire(self) -> BatchRequest:
-        if self._pool is None:
-            self._pool = BatchRequestPool(self._make, in_turn=self._whole and not self._scheduler.copy)
-        return self._pool.acquire()
+    def _make_pool(self) -> BatchRequestPool:
+        self._pool = BatchRequestPool(self._make, in_turn=self._whole and not self._scheduler.copy)
+        return self._pool
 
     def _make(self, shared_batch: int) -> BatchRequest:
         return self._scheduler.dispatcher.make_request(
             self._shares, shared_batch if self._whole else COPIED, reused=shared_batch != COPIED
         )
-
-    def _prepare_next(self) -> None:
-        """Have the next request of all slots ready, while the workers are busy."""
-        if self._whole and self._pool is not None:
-            self._pool.prepare()
 
     def _prepare_fast_path(self) -> None:
         """Compute the payloads and cuts of a step whose actions are arrays in frames: they are the same each time."""
@@ -131,14 +125,16 @@ class WorkerGroup:
             self._prepare_fast_path()
         if not waiting:
             return self._step_plainly(arrays)
-        request = self._pool.acquire() if self._pool is not None else self._acquire()
+        pool = self._pool or self._make_pool()
+        request = pool.acquire()
         try:
             scheduler.begin(request, self._index, stepped=True)
             here = dispatcher.here is not None and len(arrays) == 1
             if not (here and dispatcher.step_here(request, arrays[0], self._rows[0])):
                 views = list(map(byte_view, arrays))
                 dispatcher.submit_steps(request, views, self._cuts, self._payloads)
-            self._prepare_next()
+            if self._whole:
+                pool.prepare()
         except BaseException:
             scheduler.roll_back(request)
             raise
@@ -164,7 +160,7 @@ class WorkerGroup:
         Args:
             started: of `ThreadChannel.step`.
         """
-        scheduler, request = self._scheduler, self._acquire()
+        scheduler, request = self._scheduler, (self._pool or self._make_pool()).acquire()
         try:
             scheduler.begin(request, self._index, stepped=True)
             scheduler.dispatcher.finish_step(request, started)
@@ -266,8 +262,10 @@ class WorkerGroup:
     def _submit(self, sent: Iterable[SentRequest], *, stepped: bool, waiting: bool = True) -> BatchRequest:
         """Send a request to each worker of the group; return the (last) batch request that they belong to."""
         scheduler = self._scheduler
+        pool = None
         if waiting and (stepped or self._whole):
-            requests = [self._acquire()]
+            pool = self._pool or self._make_pool()
+            requests = [pool.acquire()]
         else:
             # for `recv` one for each worker if there are images: those of a request are shown when all are drawn
             apart = scheduler.images is not None and not waiting
@@ -280,8 +278,8 @@ class WorkerGroup:
                 scheduler.begin(request, self._index if len(requests) == 1 else request.index, stepped=stepped)
             for (request, part), one in zip(parts, sent, strict=True):
                 scheduler.dispatcher.submit(request, part, one)
-            if waiting:
-                self._prepare_next()
+            if pool is not None and self._whole:
+                pool.prepare()
         except BaseException:
             for request in requests:
                 scheduler.roll_back(request)
@@ -398,7 +396,7 @@ class SingleSlots:
         asked = [self._acquire(slot) for slot in slots.tolist()]
         try:
             table.move(slots, SlotState.IN_FLIGHT)
-            table.note_steps(slots)
+            table.note_steps(slots, len(slots))
             for row, (request, payload) in enumerate(asked):
                 cuts = [[slice(row * size, (row + 1) * size) for size in self._sizes]]
                 scheduler.dispatcher.submit_steps(request, views, cuts, [payload])

@@ -97,7 +97,7 @@ class InlineSteps:
                 return request
             part.columns = finished.columns
             return self._scheduler.step_result(request)
-        table.note_steps(_ALL)
+        table.note_steps(_ALL, self._num_envs)
         tree, reward, terminated, truncated, _ = channel.results
         obs = tree.copy() if self._single else _copy(tree)
         info: dict[str, Any] = {}

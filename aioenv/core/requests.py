@@ -548,17 +548,16 @@ class BatchRequestPool:
 
     def acquire(self) -> BatchRequest:
         """Return a request that can be sent: the one that was prepared, if there is one."""
-        request, self._next = self._next, None
-        return request if request is not None else self._ready()
+        if (request := self._next) is None:
+            request = self.prepare()
+        self._next = None
+        return request
 
-    def prepare(self) -> None:
+    def prepare(self) -> BatchRequest:
         """Have the next request ready: while the workers are busy, rather than when they wait for it."""
-        if self._next is None:
-            self._next = self._ready()
-
-    def _ready(self) -> BatchRequest:
-        request = self._find()
-        request.reset(stepped=True, waiting=True)
+        if (request := self._next) is None:
+            self._next = request = self._find()
+            request.reset(stepped=True, waiting=True)
         return request
 
     def _find(self) -> BatchRequest:

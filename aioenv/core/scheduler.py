@@ -302,7 +302,7 @@ class RequestScheduler:
             warn_caller(_STALE, StaleViewWarning)
         self.table.move(index, SlotState.IN_FLIGHT)
         if stepped:
-            self.table.note_steps(index)
+            self.table.note_steps(index, len(batch.reward))
         if self.images is not None and self.images.draws:
             request.images = self.images.new_request(request.slots)
 
@@ -382,7 +382,7 @@ class RequestScheduler:
     def _hand_out(self, request: BatchRequest, result: Callable[[BatchRequest], Result]) -> Result:
         self.check_open()
         try:
-            self._settle(request)
+            failed = self._settle(request)
             value = result(request)
             if request.images is not None and self.images is not None:
                 self.images.end_result()
@@ -392,22 +392,23 @@ class RequestScheduler:
             raise
         finally:
             request.idle = True
-        for part in request.parts:
-            if part.errors:
-                raise SlotError.join(request.errors(), value)
+        if failed:
+            raise SlotError.join(request.errors(), value)
         return value
 
-    def _settle(self, request: BatchRequest) -> None:
-        """Free the slots of a request whose replies are all in, or mark them as failed."""
-        table = self.table
+    def _settle(self, request: BatchRequest) -> bool:
+        """Free the slots of a request whose replies are all in, or mark them as failed; return whether any failed."""
+        table, failed = self.table, False
         self.free_slots(request.index)
         if request.stepped and table.must_reset:
             table.note_ends(request.index, request.batch.terminated | request.batch.truncated)
         for part in request.parts:
             for error in part.errors:
                 table.fail(error)
+                failed = True
         if request.images is not None and self.images is not None:
             self.images.set_current(request.images, request.slots)
+        return failed
 
     # ------------------------------------------------------------ some slots
 

@@ -109,9 +109,9 @@ class SlotTable:
                 'reset(options={"reset_mask": mask})'
             )
 
-    def note_steps(self, slots: Slots | slice) -> None:
-        """Note that a step of these slots is being sent."""
-        self.steps += len(self._states[slots])
+    def note_steps(self, slots: Slots | slice, count: int) -> None:
+        """Note that a step of these slots, `count` of them, is being sent."""
+        self.steps += count
         if self._any_unseen:
             self._see(slots)
 

@@ -445,7 +445,7 @@ class InProcessBackend:
         if self._requests.abandoned:
             await self.drain(timeout_s)
         self.table.check_send(_ALL, "step", reset=False)
-        self.table.note_steps(_ALL)
+        self.table.note_steps(_ALL, self.num_envs)
         inline = self._runs_inline(self._env.step_times, timeout_s)
         if inline and not self.draws:
             value: StepResult | EnvError
@@ -480,7 +480,7 @@ class InProcessBackend:
         """
         checked = self.checked_actions(actions)
         self.table.check_send(_ALL, "step", reset=False)
-        self.table.note_steps(_ALL)
+        self.table.note_steps(_ALL, self.num_envs)
         value: StepResult | EnvError | None = None
         try:
             with HeldSignals(SIGINT, twice=False):
@@ -588,7 +588,7 @@ class InProcessBackend:
         if some is not None and not self.steps_some:
             raise refuse_some(name, self.kind)
         self.table.check_send(slots, name, reset=False)
-        self.table.note_steps(slots)
+        self.table.note_steps(slots, len(slots))
         inline = self._runs_inline(self._env.step_times, timeout_s)
         request = self._requests.start(slots, awaited=awaited, shows_all=shows_all)
         self._run(request, inline, partial(self._env.step, actions, True, request.images, some))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -277,6 +276,8 @@ def measure_step(env: Env[Any, Any]) -> float:
     It is stepped as envs of the training process are: not on the thread that made it and, if that can matter since
     asyncio was imported, while a loop runs. Shared statistics ignore these steps.
     """
+    from concurrent.futures import ThreadPoolExecutor  # few workers need it, and it takes 1 % of the memory of each
+
     asyncio: Any = sys.modules.get("asyncio")
 
     async def on_loop() -> float:
