@@ -347,17 +347,14 @@ class Batch:
         self._arrays = (*self.obs, *flags, *state)  # everything that callers may hold
         self._when_unused: list[int] = []
 
-    def _references(self) -> list[int]:
-        return list(map(getrefcount, self._arrays))  # no comprehension: before Python 3.12 that is a call
-
     @property
     def unused(self) -> bool:
         """Whether nothing but the batch itself refers to its arrays, or to views of them."""
-        return _COUNTABLE and self._references() == self._when_unused
+        return _COUNTABLE and list(map(getrefcount, self._arrays)) == self._when_unused
 
     def note_unused(self) -> None:
         """Count the references to the arrays; call it once, before they are handed out."""
-        self._when_unused = self._references()
+        self._when_unused = list(map(getrefcount, self._arrays))  # no comprehension: before Python 3.12 that is a call
 
     def rows(self, start: int, stop: int, *, stepped: bool) -> list[memoryview]:
         """Return the memory that the reply for rows start to stop is read into, in the order of the frame."""

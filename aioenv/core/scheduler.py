@@ -192,7 +192,10 @@ class RequestScheduler:
                 if perf_counter() - self._last_turn > YIELD_AFTER_S:
                     await self._yield_with_result(self.inline, stepped)
                 return stepped
-        request = await self.send_step(actions, listed=listed, timeout_s=timeout_s)
+        if self._abandoned or timeout_s is not None:
+            request = await self.send_step(actions, listed=listed, timeout_s=timeout_s)
+        else:
+            request = self.submit_step(actions, listed=listed)
         return await self.outcome(request, self._step_result, timeout_s)
 
     def step_inline(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
