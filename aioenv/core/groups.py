@@ -255,11 +255,11 @@ class WorkerGroup:
         self._scheduler.table.check_send(self._index, "rollout", reset=True)
         none = self.slots[:0]
         payloads = [reset_payload(member, [], [], None, whole=True) for member, _ in self._shares]
-        request = self._submit([SentRequest(Kind.RESET, (), one, none) for one in payloads], stepped=False)
-        request.looks = True
-        return request
+        return self._submit([SentRequest(Kind.RESET, (), one, none) for one in payloads], stepped=False, looks=True)
 
-    def _submit(self, sent: Iterable[SentRequest], *, stepped: bool, waiting: bool = True) -> BatchRequest:
+    def _submit(
+        self, sent: Iterable[SentRequest], *, stepped: bool, waiting: bool = True, looks: bool = False
+    ) -> BatchRequest:
         """Send a request to each worker of the group; return the (last) batch request that they belong to."""
         scheduler = self._scheduler
         pool = None
@@ -275,7 +275,8 @@ class WorkerGroup:
         parts = [(request, part) for request in requests for part in request.parts]
         try:
             for request in requests:
-                scheduler.begin(request, self._index if len(requests) == 1 else request.index, stepped=stepped)
+                index = self._index if len(requests) == 1 else request.index
+                scheduler.begin(request, index, stepped=stepped, looks=looks)
             for (request, part), one in zip(parts, sent, strict=True):
                 scheduler.dispatcher.submit(request, part, one)
             if pool is not None and self._whole:
@@ -682,6 +683,8 @@ class ActiveSlots:
     def _all_paused(self) -> StepResult:
         all_slots = np.ones(self._scheduler.num_envs, np.bool_)
         self._show_images(all_slots)
+        if (images := self._scheduler.images) is not None and images.draws:
+            images.end_result()
         return self._spread(None, all_slots)
 
     def _show_images(self, paused: Bools) -> None:

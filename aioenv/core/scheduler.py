@@ -127,7 +127,9 @@ class RequestScheduler:
         self._observing: BatchRequest | None = None  # the last request of `ask_observations`
         self._all_slots = np.arange(self.num_envs)
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
-        self.table = SlotTable(self.num_envs, must_reset=must_reset)
+        self.table = table = SlotTable(self.num_envs, must_reset=must_reset)
+        if images is not None:
+            images.paused = lambda: table.paused
         self.dispatcher = Dispatcher(
             worker_pool,
             images,
@@ -297,16 +299,22 @@ class RequestScheduler:
 
     # ------------------------------------------------------------ a request, from sending to its result
 
-    def begin(self, request: BatchRequest, index: Slots | slice, *, stepped: bool) -> None:
-        """Put the slots of a request, which `index` selects, in flight: the request is about to be sent."""
+    def begin(self, request: BatchRequest, index: Slots | slice, *, stepped: bool, looks: bool = False) -> None:
+        """Put the slots of a request, which `index` selects, in flight: the request is about to be sent.
+
+        Args:
+            stepped: whether it is a step.
+            looks: whether it only asks for observations; their images are those of earlier requests.
+        """
         request.stepped = stepped
+        request.looks = looks
         batch = request.batch
         if not self.copy and batch.shared_batch != COPIED and self.loop.get_debug() and not batch.unused:
             warn_caller(_STALE, StaleViewWarning)
         self.table.move(index, SlotState.IN_FLIGHT)
         if stepped:
             self.table.note_steps(index, len(batch.reward))
-        if self.images is not None and self.images.draws:
+        if self.images is not None and self.images.draws and not looks:
             request.images = self.images.new_request(request.slots)
 
     def note_reset(self, slots: Slots, seeds: Mapping[int, int | None], *, start_over: Callable[[int], bool]) -> None:

@@ -360,7 +360,9 @@ class InProcessBackend:
             raise RenderError(NO_PHYSICS)
         self._pool = make_step_pool([self._env.physics.source] * self.num_envs, render, self._config, self._timeout_s)
         await self._pool.start()
+        table = self.table
         self.images = self._requests.images = StepImages(self.num_envs, self._pool, render.max_in_flight)
+        self.images.paused = lambda: table.paused
 
     async def _start_pixel_renderer(self, pixels: RenderConfig) -> None:
         """Start the render workers that draw observations, and replace the observation spaces by the user's."""
@@ -634,8 +636,8 @@ class InProcessBackend:
     def start_read_obs(self, name: str) -> InProcessRequest:
         """Ask for the latest observations of all slots, which steps none of them."""
         self.table.check_send(self._all_slots, name, reset=True)
-        request = self._requests.start(self._all_slots, awaited=True, resets=self._all_slots[:0])
-        self._run(request, self._runs_inline(self._env.step_times, None), partial(self._env.read_obs, request.images))
+        request = self._requests.start(self._all_slots, awaited=True, resets=self._all_slots[:0], looks=True)
+        self._run(request, self._runs_inline(self._env.step_times, None), self._env.read_obs)
         return request
 
     async def result(self, request: InProcessRequest, timeout_s: float | None = None) -> Any:

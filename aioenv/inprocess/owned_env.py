@@ -222,14 +222,12 @@ class OwnedEnv:
             obs = self._cast_obs(obs)
         return ResetResult(owned(obs), owned_info(info) if info else {})
 
-    def read_obs(self, images: ImageRequest | None) -> ResetResult:
+    def read_obs(self) -> ResetResult:
         """Return the latest observations of all slots."""
         obs = self.last_results.obs
         if (actions := self._actions) is not None:
             nothing = actions.assemble(actions.zeros(self._num_envs), actions.no_objects(self._num_envs))
             obs = self.env.step_some(nothing, np.zeros(0, np.int64))[0]
-        if images is not None:
-            self._read_states(images)
         return ResetResult(owned(obs if self._fits_space(obs) else self._cast_obs(obs)), {})
 
     def _read_states(self, images: ImageRequest) -> None:

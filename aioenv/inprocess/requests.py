@@ -233,6 +233,7 @@ class InProcessRequest:
         done: resolved when the value has arrived.
         images: the images of the result, if images are drawn.
         resets: the slots that are reset; None for a step.
+        looks: whether it only asks for observations.
         episodes_counted: whether the result is in the episode statistics already.
         other_images: the last images of slots that the result shows, but that were not asked.
         drawn_slots: the slots whose observations are drawn, if observations are images.
@@ -244,6 +245,7 @@ class InProcessRequest:
         "drawn_slots",
         "episodes_counted",
         "images",
+        "looks",
         "other_images",
         "resets",
         "slots",
@@ -251,9 +253,12 @@ class InProcessRequest:
         "value",
     )
 
-    def __init__(self, slots: Slots, done: asyncio.Future[None], *, awaited: bool, resets: Slots | None = None) -> None:
+    def __init__(
+        self, slots: Slots, done: asyncio.Future[None], *, awaited: bool, resets: Slots | None, looks: bool
+    ) -> None:
         self.slots = self.drawn_slots = slots
         self.resets = resets
+        self.looks = looks
         self.episodes_counted = False
         self.awaited = awaited
         self.value: StepResult | ResetResult | EnvError | None = None
@@ -298,7 +303,13 @@ class InProcessRequests:
     # ------------------------------------------------------------ one request
 
     def start(
-        self, slots: Slots, *, awaited: bool, resets: Slots | None = None, shows_all: bool = False
+        self,
+        slots: Slots,
+        *,
+        awaited: bool,
+        resets: Slots | None = None,
+        shows_all: bool = False,
+        looks: bool = False,
     ) -> InProcessRequest:
         """Start a request, and mark its slots as in flight.
 
@@ -307,16 +318,17 @@ class InProcessRequests:
             awaited: whether a caller will await the result.
             resets: the slots that are reset; None for a step.
             shows_all: whether the result also shows the other slots, as they were.
+            looks: whether it only asks for observations; their images are those of earlier requests.
 
         Raises:
             ClosedError: if the vector env was closed.
         """
         if self._closed:  # while a rollout waited for its policy, for example
             raise ClosedError("the vector env was closed meanwhile")
-        request = InProcessRequest(slots, self._loop.create_future(), awaited=awaited, resets=resets)
+        request = InProcessRequest(slots, self._loop.create_future(), awaited=awaited, resets=resets, looks=looks)
         self._table.move(_ALL if len(slots) == self._num_envs else slots, SlotState.IN_FLIGHT)
         self._in_flight.add(request)
-        if self.images is not None and len(slots):
+        if self.images is not None and len(slots) and not looks:
             request.images = self.images.new_request(slots)
         if shows_all:
             request.drawn_slots = self._all_slots
@@ -382,7 +394,7 @@ class InProcessRequests:
         shown = [(request.images, slots) for request, slots in taken if request.images is not None]
         for images, slots in shown:
             self.images.set_current(images, slots)
-        if shown:
+        if not all(request.looks for request, _ in taken):
             self.images.end_result()
 
     def free_slots(self, slots: Slots | slice) -> None:

@@ -533,6 +533,7 @@ class RenderPool(AsyncResource, Traced):
         self._randomises = bool(modders)
         self._randomised = np.zeros(0, np.int64)  # how often each slot was randomised
         self._last = np.empty((0, self.state_size))  # the state that was given last for each slot
+        self._num_slots = 0  # up to the highest that was drawn
         entropy = secrets.randbits(63) if seed is None else int(seed)
         try:
             self._workers = RenderWorkers(
@@ -697,7 +698,7 @@ class RenderPool(AsyncResource, Traced):
             states: float64 of shape `(N, nstate)`, with rows as `get_state` returns them, or N `MjData`. None: the last
                 states of the slots (at first, the model's initial state).
             slots: the slot of each state; None for 0 … N-1. Without states: the slots to draw. None: all of
-                `max_batch_size`; without that, all slots that were used, or one a worker.
+                `max_batch_size`; without that, all slots up to the highest that was used, or one a worker.
             width: of an image, in pixels.
             height: of an image, in pixels.
             camera: a camera of the model by name or number, an `MjvCamera`, -1 or None for the free camera; or a list
@@ -801,6 +802,7 @@ class RenderPool(AsyncResource, Traced):
         # nothing can go wrong from here on
         self._grow(int(numbers.max()) + 1 if n else 0)
         self._last[numbers] = rows
+        self._num_slots = max(self._num_slots, int(numbers.max()) + 1 if n else 0)
         looks = None
         if self._randomises:
             self._randomised[numbers] += randomize
@@ -837,7 +839,7 @@ class RenderPool(AsyncResource, Traced):
                 numbers = parse_slots(numbers if slots is None else slots, len(rows), most)
             return numbers, rows
         if slots is None:
-            slots = np.arange(most or len(self._last) or self.num_workers)
+            slots = np.arange(most or self._num_slots or self.num_workers)
         numbers = parse_slots(slots, None, most)
         self._grow(int(numbers.max()) + 1 if len(numbers) else 0)
         return numbers, self._last[numbers]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.errors import RenderError, WireError
+from aioenv.errors import ClosedError, RenderError, WireError
 from aioenv.ipc.frames import Frame
 from aioenv.ipc.messages import Failure, find_unreadable, load, load_partially, reason_of
 from aioenv.process.supervisor import Worker
@@ -48,27 +48,28 @@ class ImageRequest:
         slots: int64, ascending.
         buffer: the arrays that the render pool draws on; None until its drawing begins.
         images: the images that the envs' workers drew, where they draw.
-        undrawn: how many slots have neither an image nor an error yet.
+        undrawn: the slots that have neither an image nor an error yet.
+        drawing: how many slots the render pool draws now.
         users: how many need it: slots for which it is the current request or one of the two newest, waiting callers,
             and streams that hold it.
         error: the first error.
         missing: slots without an image, once that is known.
-        done: has a result once every image is there or has failed.
         active: whether the render pool draws it now.
         waiting: states that wait until it becomes active.
         states: of a vector env in this process, the states to draw, which are read before the result arrives.
         step: the number of the step in the timeline.
     """
 
-    def __init__(self, slots: Slots, done: asyncio.Future[None]) -> None:
+    def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.buffer: ImageBuffer | None = None
         self.images: list[Any] = [None] * len(slots)
-        self.undrawn = len(slots)
+        self.undrawn: set[int] = set(slots.tolist())
+        self.drawing = 0
         self.users = 0
         self.error: Exception | None = None
         self.missing: set[int] = set()
-        self.done = done
+        self._waits: list[tuple[list[int], asyncio.Future[None]]] = []
         self.active = False
         self.waiting: list[tuple[Slots, States, RenderContext]] = []
         self.states: States | None = None
@@ -81,6 +82,28 @@ class ImageRequest:
     def row(self, slot: int) -> int:
         """Return the row of one slot."""
         return int(np.searchsorted(self.slots, slot))
+
+    def is_done(self, slots: Iterable[int]) -> bool:
+        """Return whether the image of each of these slots is there or has failed."""
+        return self.undrawn.isdisjoint(slots)
+
+    def when_done(self, slots: list[int]) -> asyncio.Future[None]:
+        """Return a future that has a result once the image of each of these slots is there or has failed.
+
+        Others may come much later: the results of some slots are returned before those of a slow one, after a
+        cancelled step say.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waits = [wait for wait in self._waits if not wait[1].done()]
+        self._waits.append((slots, future))
+        self.wake()
+        return future
+
+    def wake(self) -> None:
+        """Resolve the futures of `when_done` whose images have come."""
+        for slots, future in self._waits:
+            if not future.done() and self.is_done(slots):
+                future.set_result(None)
 
 
 class _NoImage:
@@ -103,10 +126,12 @@ class StepImages:
         pool: as given.
         trace: the timeline that is being collected, if any.
         streams: the open image streams.
+        paused: returns which slots are paused; None if none are. Those that were never reset are black.
     """
 
     def __init__(self, num_envs: int, pool: StepRenderPool | None, max_active: int = 2) -> None:
         self.pool = pool
+        self.paused: Callable[[], npt.NDArray[np.bool_] | None] = lambda: None
         self._max_active = max_active
         self.loop = asyncio.get_running_loop()
         self._newest: list[deque[ImageRequest]] = [deque() for _ in range(num_envs)]
@@ -135,11 +160,11 @@ class StepImages:
 
     def new_request(self, slots: Slots) -> ImageRequest:
         """Request the images of a step or reset of these slots, which is about to be sent."""
-        request = ImageRequest(slots, self.loop.create_future())
+        request = ImageRequest(slots)
         if not self.draws:  # it takes the states of a vector env in this process
             return request
         self._unfinished.add(request)
-        request.users = request.undrawn
+        request.users = len(slots)
         for slot in slots.tolist():
             newest = self._newest[slot]
             newest.append(request)
@@ -167,11 +192,10 @@ class StepImages:
 
     def draw(self, request: ImageRequest, slots: Slots, states: States) -> None:
         """Draw states that have arrived; they are copied unless they are sent on at once."""
-        if request.done.done():  # the vector env is being closed
+        if request.is_done(slots.tolist()):  # the vector env is being closed
             return
         assert self.pool is not None
         if request.active or self._active < self._max_active:
-            self._activate(request)
             self._submit(request, slots, states)
         else:
             if not request.waiting:
@@ -224,11 +248,19 @@ class StepImages:
     def end_result(self) -> None:
         """Give every stream one item, after `set_current` was called for all slots of a result."""
         self._results += 1
-        if self.streams:
-            requests = [request for request in self._current if request is not None]
-            if len(requests) == len(self._current):
-                for stream in self.streams:
-                    stream.add(self._results - 1, requests)
+        if self.streams and not self._stateless():
+            for stream in self.streams:
+                stream.add(self._results - 1, list(self._current))
+
+    def _stateless(self) -> list[int]:
+        """Return the slots without a state that are not paused; all without one if no slot has any."""
+        if None not in self._current:
+            return []
+        slots = [slot for slot, request in enumerate(self._current) if request is None]
+        paused = self.paused()
+        if paused is None or len(slots) == len(self._current):
+            return slots
+        return [slot for slot in slots if not paused[slot]]
 
     def release(self, request: ImageRequest) -> None:
         """Drop one reason to draw a request; after the last one it is not drawn unless its drawing has begun."""
@@ -240,48 +272,48 @@ class StepImages:
 
     def _drop(self, request: ImageRequest, error: Exception) -> None:
         """End a request that is not drawn to the end."""
-        request.undrawn = 0
-        self._finish(request, request.slots[:0], error, request.slots)
+        self._finish(request, request.slots, error)
 
     def _finish(
         self, request: ImageRequest, slots: Slots, error: Exception | None = None, missing: Iterable[int] | None = None
     ) -> None:
         """Record that the images of these slots are there; with an error, `missing` (by default all) are not."""
-        request.undrawn -= len(slots)
-        request.error = request.error or error
         if error is not None:
-            request.missing.update(map(int, slots if missing is None else missing))
-        if request.undrawn == 0 and not request.done.done():
+            undrawn = request.undrawn.intersection(slots.tolist() if missing is None else missing)
+            request.missing.update(undrawn)
+            request.error = request.error or error
+        request.undrawn.difference_update(slots.tolist())
+        if not request.undrawn:
             self._unfinished.discard(request)
-            request.done.set_result(None)
+        request.wake()
 
     # ------------------------------------------------------------ drawing
-
-    def _activate(self, request: ImageRequest) -> None:
-        if not request.active:
-            request.active = True
-            self._active += 1
-            assert self.pool is not None
-            # not allocated before, since many requests may be dropped
-            request.buffer = request.buffer or self.pool.new_buffer(len(request.slots))
 
     def _submit(
         self, request: ImageRequest, slots: Slots, states: States, context: RenderContext | None = None
     ) -> None:
-        assert self.pool is not None and request.buffer is not None
+        assert self.pool is not None
+        if not request.active:
+            request.active = True
+            self._active += 1
+            # not allocated before, since many requests may be dropped
+            request.buffer = request.buffer or self.pool.new_buffer(len(request.slots))
+        assert request.buffer is not None
 
         def on_done(error: RenderError | None) -> None:
+            request.drawing -= len(slots)
             self._finish(request, slots, error, (error and error.slots) or None)
             self._advance(request)
 
+        request.drawing += len(slots)
         if self.trace is not None:
             self.trace.step = request.step
         # the slots of one worker are adjacent
         self.pool.submit(slots.tolist(), states, request.buffer, request.row(slots[0]), on_done, context)
 
     def _advance(self, request: ImageRequest) -> None:
-        """Begin the next request that is still wanted, if this one is complete."""
-        if request.undrawn <= 0 and request.active:
+        """Begin the next request that is still wanted, if nothing of this one is being drawn."""
+        if not request.drawing and request.active:
             request.active = False
             self._active -= 1
         if self._advancing:  # a pool without workers answers at once: don't recurse
@@ -291,7 +323,6 @@ class StepImages:
             while self._queue and self._active < self._max_active:
                 following = self._queue.popleft()
                 parts, following.waiting = following.waiting, []
-                self._activate(following)
                 for slots, states, context in parts:
                     self._submit(following, slots, states, context)
         finally:
@@ -359,66 +390,70 @@ class StepImages:
         requests = list(self._current)
         if not self.draws:
             raise RenderError("render: nothing is drawn with render=aioenv.RenderConfig(workers=0)")
-        missing = [slot for slot, request in enumerate(requests) if request is None]
-        if missing:
+        if missing := self._stateless():
             raise RenderError(f"render: slots {missing} have no state yet; reset() first")
-        distinct = list(dict.fromkeys(request for request in requests if request is not None))
+        distinct = _slots_by_request(requests)
         for request in distinct:
             request.users += 1  # or it might be dropped meanwhile
         try:
-            if undone := [request.done for request in distinct if not request.done.done()]:
+            if undone := [one.when_done(slots) for one, slots in distinct.items() if not one.is_done(slots)]:
                 await wait("render", partial(asyncio.wait, undone))
         finally:
             for request in distinct:
                 self.release(request)
-        return self.gather("render", [request for request in requests if request is not None])
+        return self.gather("render", requests)
 
-    def gather(self, what: str, requests: Sequence[ImageRequest]) -> Any:
+    def gather(self, what: str, requests: Sequence[ImageRequest | None]) -> Any:
         """Return the images of all slots, each from its request; all of them are done.
 
         Args:
             what: the user's call, for errors.
-            requests: of slot 0, 1, ….
+            requests: of slot 0, 1, …; not all are None.
 
         Raises:
             RenderError: if an image could not be drawn; the others are its `partial`.
+            ClosedError: if an image was not drawn because the vector env was closed.
         """
-        missing = [slot for slot, request in enumerate(requests) if slot in request.missing]
+        missing = [slot for slot, one in enumerate(requests) if one is not None and slot in one.missing]
         if missing:
-            wrong = requests[missing[0]].error  # of one worker; others may have failed, too
+            wrong = next(one.error for one in requests[missing[0] :] if one is not None)  # others may have failed, too
+            if isinstance(wrong, ClosedError):
+                raise ClosedError(f"{what}: {wrong}") from wrong
             more = f"\n(there are no images of slots {missing})" if len(missing) > 1 else ""
             error = RenderError(f"{what}: {wrong}{more}")
             error.slots, error.partial = tuple(missing), self._gather_some(requests)
             raise error from wrong
         first = requests[0]
-        if first.buffer is not None and all(request is first for request in requests):  # it is of all slots
+        if (
+            first is not None and first.buffer is not None and all(request is first for request in requests)
+        ):  # it is of all slots
             arrays = first.buffer.images.arrays
             return arrays[0] if len(arrays) == 1 else arrays
-        rows = [request.row(slot) for slot, request in enumerate(requests)]
+        drawn = self._drawn(requests)
         if self.pool is None:
-            return stack_images([request.images[row] for request, row in zip(requests, rows, strict=True)])
-        each = [
-            request.buffer.images.row(row).arrays for request, row in zip(requests, rows, strict=True) if request.buffer
-        ]
-        stacked = tuple(np.stack(kind) for kind in zip(*each, strict=True))
-        return stacked[0] if len(stacked) == 1 else stacked
+            first_image = next(image for image in drawn if image is not None)
+            black = np.zeros_like(first_image) if isinstance(first_image, np.ndarray) else None
+            return stack_images([black if image is None else image for image in drawn])
+        return _stack_with_blanks(drawn)
 
-    def _gather_some(self, requests: Sequence[ImageRequest]) -> Any:
-        """Return likewise, where some images are missing; None if all are."""
+    def _drawn(self, requests: Sequence[ImageRequest | None]) -> list[Any]:
+        """Return what was drawn of each slot, an image or the arrays of all kinds; None where an image is missing."""
         drawn: list[Any] = []
         for slot, request in enumerate(requests):
-            row = request.row(slot)
-            if slot in request.missing:
+            if request is None or slot in request.missing:
                 drawn.append(None)
+            elif request.buffer is None:
+                drawn.append(request.images[request.row(slot)])
             else:
-                drawn.append(request.images[row] if request.buffer is None else request.buffer.images.row(row).arrays)
-        first = next((image for image in drawn if image is not None), None)
-        if first is None or self.pool is None:
-            return None if first is None else tuple(drawn)
-        blank = tuple(map(np.zeros_like, first))
-        each = [blank if arrays is None else arrays for arrays in drawn]
-        stacked = tuple(np.stack(kind) for kind in zip(*each, strict=True))
-        return stacked[0] if len(stacked) == 1 else stacked
+                drawn.append(request.buffer.images.row(request.row(slot)).arrays)
+        return drawn
+
+    def _gather_some(self, requests: Sequence[ImageRequest | None]) -> Any:
+        """Return images as `gather`, where some are missing; None if all are."""
+        drawn = self._drawn(requests)
+        if all(image is None for image in drawn):
+            return None
+        return tuple(drawn) if self.pool is None else _stack_with_blanks(drawn)
 
     def fail_all(self, error: Exception) -> None:
         """End every wait with this error, as the vector env is being closed."""
@@ -436,6 +471,22 @@ class StepImages:
             newest.clear()
 
 
+def _slots_by_request(requests: Sequence[ImageRequest | None]) -> dict[ImageRequest, list[int]]:
+    """Return the slots that are shown of each request; the requests are those of slot 0, 1, …."""
+    slots: dict[ImageRequest, list[int]] = {}
+    for slot, request in enumerate(requests):
+        if request is not None:
+            slots.setdefault(request, []).append(slot)
+    return slots
+
+
+def _stack_with_blanks(drawn: Sequence[tuple[npt.NDArray[Any], ...] | None]) -> Any:
+    """Stack the arrays of all slots, one array for each kind of image; those of slots without any are zeros."""
+    blank = tuple(np.zeros_like(array) for array in next(arrays for arrays in drawn if arrays is not None))
+    stacked = tuple(np.stack(kind) for kind in zip(*[arrays or blank for arrays in drawn], strict=True))
+    return stacked[0] if len(stacked) == 1 else stacked
+
+
 class ImageStream:
     """An async iterator of `(step, images)`; see `AsyncVectorEnv.render_stream`.
 
@@ -449,14 +500,14 @@ class ImageStream:
         self._wait = wait
         self._images = images
         self._buffer = buffer
-        self._items: deque[tuple[int, list[ImageRequest]]] = deque()
+        self._items: deque[tuple[int, list[ImageRequest | None]]] = deque()
         self._arrival = asyncio.Event()
         self._ended: asyncio.Future[None] = images.loop.create_future()
         images.streams.add(self)
 
-    def add(self, step: int, requests: list[ImageRequest]) -> None:
+    def add(self, step: int, requests: list[ImageRequest | None]) -> None:
         """Add a result that was returned, with the request of each slot; the oldest ones over `buffer` are dropped."""
-        for request in set(requests):
+        for request in _slots_by_request(requests):
             request.users += 1
         self._items.append((step, requests))
         while len(self._items) > self._buffer:
@@ -469,7 +520,7 @@ class ImageStream:
             self._ended.set_result(None)
         items, self._items = self._items, deque()
         for step, requests in items:
-            if keep_drawn and all(request.done.done() for request in requests):
+            if keep_drawn and all(one.is_done(slots) for one, slots in _slots_by_request(requests).items()):
                 self._items.append((step, requests))
             else:
                 self._release(requests)
@@ -490,9 +541,9 @@ class ImageStream:
             # out of the buffer: if images are drawn slower than steps are made, each item would be dropped in turn
             step, requests = self._items.popleft()
             try:
-                for request in set(requests):
-                    if not request.done.done():
-                        ends = [request.done, self._ended]
+                for request, slots in _slots_by_request(requests).items():
+                    if not request.is_done(slots):
+                        ends = [request.when_done(slots), self._ended]
                         first = partial(asyncio.wait, ends, return_when=asyncio.FIRST_COMPLETED)
                         await self._wait("render_stream", first)
             except BaseException:
@@ -515,12 +566,12 @@ class ImageStream:
         """
         return self._gather(*self._items.popleft()) if self._items else None
 
-    def _gather(self, step: int, requests: list[ImageRequest]) -> tuple[int, Any]:
+    def _gather(self, step: int, requests: list[ImageRequest | None]) -> tuple[int, Any]:
         self._release(requests)
         return step, self._images.gather(f"render_stream: step {step}", requests)
 
-    def _release(self, requests: list[ImageRequest]) -> None:
-        for request in set(requests):
+    def _release(self, requests: list[ImageRequest | None]) -> None:
+        for request in _slots_by_request(requests):
             self._images.release(request)
 
     def __aiter__(self) -> Self:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -390,6 +391,80 @@ async def test_states_are_drawn_as_they_arrive_while_other_workers_still_step(wa
         monkeypatch.setattr(StepRenderPool, "submit", open_the_gate)
         await envs.step(np.zeros((2, 3)))
         assert gate.exists()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+async def test_images_of_returned_states_do_not_wait_for_a_late_slot_of_a_cancelled_step(max_in_flight, tmp_path):
+    gate = tmp_path / "gate"
+    factories = [lambda: Counted(tmp_path / "0"), lambda: Counted(tmp_path / "1", gate)]
+    config = aioenv.RenderConfig(16, 12, quality="fast", workers=1, max_in_flight=max_in_flight)
+    async with aioenv.AsyncVectorEnv(factories, num_workers=2, render=config) as envs:
+        stream = envs.render_stream(100)
+        await envs.reset(seed=0)
+        first = await envs.render()
+        step = await pending(lambda: envs.step(np.ones((2, 3))))
+        while envs.workers[0].state != "ready":
+            await asyncio.sleep(0.002)
+        step.cancel()
+        assert (await envs.recv()).slots.tolist() == [0]
+        async with asyncio.timeout(30):
+            second = await envs.render()
+            for _ in range(3):
+                envs.send(np.ones((1, 3)), [0])
+                await envs.recv()
+            third = await envs.render()
+            items = [await anext(stream) for _ in range(5)]
+        assert envs.workers[1].state == "draining"
+        assert [number for number, _ in items] == [0, 1, 2, 3, 4]
+        assert np.array_equal(items[1][1], second) and np.array_equal(items[4][1], third)
+        for before, after in ((first, second), (second, third)):
+            assert not np.array_equal(before[0], after[0]) and np.array_equal(before[1], after[1])
+        gate.touch()
+        assert (await envs.recv()).slots.tolist() == [1]
+        last = await envs.render()
+        assert np.array_equal(last[0], third[0]) and not np.array_equal(last[1], third[1])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("where", [{"num_workers": 1}, {"backend": "native"}])
+async def test_every_result_gives_a_stream_one_item(where):
+    config = aioenv.RenderConfig(16, 12, quality="fast", workers=1)
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=config, **where) as envs:
+        stream, actions = envs.render_stream(100), ACTIONS[0]
+        await envs.reset(seed=0)
+        for _ in range(2):  # the first one has to ask for observations
+            await envs.rollout(lambda obs: actions, 2, groups=1)
+        await envs.step(actions)
+        envs.pause(range(N))
+        await envs.step(actions)
+        await envs.step(actions)
+        await envs.render()
+        items = stream._items
+        assert [number for number, _ in items] == list(range(8))
+        images = [(await anext(stream))[1] for _ in range(8)]
+        changed = [not np.array_equal(a, b) for a, b in pairwise(images)]
+        assert changed == [True] * 5 + [False] * 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("where", [{"num_workers": 2}, {"num_workers": 0}, {"backend": "native"}])
+async def test_paused_slots_that_were_never_reset_are_black(where):
+    config = aioenv.RenderConfig(16, 12, quality="fast", workers=1)
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=config, **where) as envs:
+        stream = envs.render_stream(100)
+        envs.pause(1)
+        with pytest.raises(aioenv.RenderError, match=r"slots \[0, 1, 2\] have no state yet"):
+            await envs.render()
+        await envs.reset(seed=0)
+        image = await envs.render()
+        assert image.any(axis=(1, 2, 3)).tolist() == [True, False, True]
+        assert np.array_equal((await anext(stream))[1], image)
+        envs.resume(1)
+        with pytest.raises(aioenv.RenderError, match=r"slots \[1\] have no state yet"):
+            await envs.render()
+        await envs.reset(seed=0)
+        assert (await envs.render()).any(axis=(1, 2, 3)).all()
 
 
 @pytest.mark.asyncio
