@@ -299,6 +299,7 @@ class Backend(Protocol):
         *,
         spares: bool | Literal["living"] = False,
         on_sent: Callable[[], None] | None = None,
+        on_result: Callable[[int, Any], None] | None = None,
     ) -> tuple[Any, ...]:
         """Call a method of the services that hold the envs, for some slots (None: all).
 
@@ -310,6 +311,8 @@ class Backend(Protocol):
             spares: call both envs of each slot; only where there are spare envs. `arguments` gets `num_envs + slot` for
                 a slot's second env. "living": where there are spare envs, call those whose workers have not ended.
             on_sent: with `spares`: called as soon as all calls are sent, before anything else can be.
+            on_result: called with each slot and its result as soon as that arrives, also if the call fails in other
+                slots, or if nobody waits for it any more.
 
         Returns:
             One result a slot, in ascending order of slots; with `spares` a pair.

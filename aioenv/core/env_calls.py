@@ -115,23 +115,31 @@ class EnvCalls:
         given = dict(zip(numbers.tolist(), states, strict=True))
         check_kind(given, spares=spares is not None)
         raw = {slot: (s.env_id, s.values, s.arrays) for slot, s in given.items()}
+
+        def note(slot: int, reply: Any) -> None:  # other slots may fail, or the call may be cancelled
+            if isinstance(reply, str):  # why the state was refused
+                return
+            backend.table.note_states(np.array([slot]))
+            if backend.episodes is not None:
+                backend.episodes.stats.drop(np.array([slot]))
+                # the episode that begins with the reset is a whole one
+                if self._mode is AutoresetMode.NEXT_STEP and awaits_reset(raw[slot]):
+                    backend.episodes.stats.await_resets([slot])
+            if backend.history is not None:
+                backend.history.note_states({slot: (raw[slot], reply)})
+
         replies: Sequence[Any]
         with self._clock.envs:
             if spares is None:
                 replies = await backend.call_service(
-                    numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],)
+                    numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],), on_result=note
                 )
             else:
                 replies = await self._set_both(spares, given)
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
-        done = {slot: reply for slot, reply in by_slot.items() if not isinstance(reply, str)}
-        backend.table.note_states(np.array(list(done), np.int64))
-        if backend.episodes is not None:
-            backend.episodes.stats.drop(np.array(list(done), np.int64))
-            if self._mode is AutoresetMode.NEXT_STEP:  # the episode that begins with the reset is a whole one
-                backend.episodes.stats.await_resets([slot for slot in done if awaits_reset(raw[slot])])
-        if backend.history is not None:
-            backend.history.note_states({slot: (raw[slot], checkpoint) for slot, checkpoint in done.items()})
+        if spares is not None:
+            for slot, reply in by_slot.items():
+                note(slot, reply)
         _refuse_misfits(by_slot)
 
     async def _set_both(self, spares: SpareEnvs, given: dict[int, EnvState]) -> list[Any]:

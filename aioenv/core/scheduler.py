@@ -617,12 +617,15 @@ class RequestScheduler:
         *,
         spares: bool | Literal["living"] = False,
         on_sent: Callable[[], None] | None = None,
+        on_result: Callable[[int, Any], None] | None = None,
     ) -> tuple[Any, ...]:
         """Call a method of the workers' services for some slots (see `Backend.call_service`)."""
         whose: Literal["none", "both", "living"] = "both" if spares else "none"
         if spares == "living":
             whose = "none" if self.spares is None else "living"
-        return await call_workers(self, slots, what, method, arguments, spares=whose, on_sent=on_sent)
+        return await call_workers(
+            self, slots, what, method, arguments, spares=whose, on_sent=on_sent, on_result=on_result
+        )
 
     async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
         """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""

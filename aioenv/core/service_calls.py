@@ -7,6 +7,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -43,6 +44,7 @@ async def call_workers(
     *,
     spares: Literal["none", "both", "living"] = "none",
     on_sent: Callable[[], None] | None = None,
+    on_result: Callable[[int, Any], None] | None = None,
 ) -> tuple[Any, ...]:
     """Call a method of the workers' services for some slots (see `Backend.call_service`).
 
@@ -52,6 +54,7 @@ async def call_workers(
         spares: "both": call both envs of each slot. A slot's second env has the number `num_envs + slot`, and the
             result of a slot is a pair. "living": likewise, but slots go on without spare envs whose workers are gone.
         on_sent: called as soon as all calls are sent, before anything else can be.
+        on_result: called with each slot and its result when it arrives (see `Backend.call_service`).
     """
     numbers = np.sort(scheduler.table.slot_numbers(slots))
     scheduler.table.check_call(numbers, what)
@@ -79,7 +82,10 @@ async def call_workers(
         ]
     except Exception as exc:
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
-    asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
+    asked = [
+        _ask(member, call, None if on_result is None else partial(_tell_results, member, mine, on_result))
+        for (member, mine), call in zip(shares, calls, strict=True)
+    ]
     if on_sent is not None:
         on_sent()
     replies = await scheduler.timeouts.gather(what, asked, [member for member, _ in shares])
@@ -111,19 +117,37 @@ async def call_workers(
                 error.__cause__ = exc.__cause__
                 errors.append(error)
         errors += [member.worker.env_error(failure) for failure in failures]
-    partial = tuple(results.get(slot) for slot in numbers.tolist())
+    result = tuple(results.get(slot) for slot in numbers.tolist())
     if spares != "none":
-        partial = tuple((results.get(slot), results.get(slot + n)) for slot in numbers.tolist())
+        result = tuple((results.get(slot), results.get(slot + n)) for slot in numbers.tolist())
     if errors:
-        raise SlotError.join(errors, partial)
-    return partial
+        raise SlotError.join(errors, result)
+    return result
 
 
-def _ask(member: WorkerSlots, call: bytes) -> asyncio.Future[Frame]:
-    """Send a call, and return a future of its reply, or of the error with which the worker ended."""
+def _tell_results(member: WorkerSlots, mine: list[int], on_result: Callable[[int, Any], None], frame: Frame) -> None:
+    """Call a function with each slot that a reply has a result of, and the result."""
+    if frame.kind is Kind.FAILURE:
+        return
+    values, failures = load(frame.payload)
+    failed = {slot for failure in failures for slot in member.worker.env_error(failure).slots}
+    for slot, data in zip(mine, values, strict=True):
+        if slot not in failed:
+            with suppress(WireError):  # the caller gets it as an error of the slot
+                on_result(slot, load(data) if data else None)
+
+
+def _ask(member: WorkerSlots, call: bytes, on_success: Callable[[Frame], None] | None) -> asyncio.Future[Frame]:
+    """Send a call, and return a future of its reply, or of the error with which the worker ended.
+
+    Args:
+        on_success: called with the reply, also if nobody waits for it any more.
+    """
     reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
 
     def on_reply(outcome: Frame | SlotError) -> None:
+        if on_success is not None and not isinstance(outcome, SlotError):
+            on_success(outcome)
         if reply.done():  # the caller does not wait any more
             return
         if isinstance(outcome, SlotError):

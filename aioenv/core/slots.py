@@ -214,7 +214,7 @@ class SlotTable:
         """Note that these slots were put into states: as after a reset, but their observations come with a step."""
         self.note_reset(slots)
         self._overtaken.update(slots[self._states[slots] == SlotState.READY].tolist())
-        self._unseen[slots] = True
+        self._unseen[slots] = self._states[slots] != SlotState.IN_FLIGHT  # by a step that was sent after the state
         self._any_unseen = bool(self._unseen.any())
 
     def unseen(self) -> Slots:

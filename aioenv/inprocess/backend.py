@@ -783,6 +783,7 @@ class InProcessBackend:
         *,
         spares: bool | Literal["living"] = False,
         on_sent: Callable[[], None] | None = None,
+        on_result: Callable[[int, Any], None] | None = None,
     ) -> tuple[Any, ...]:
         """Call a method of `VectorCalls` (see `Backend.call_service`), on the env's thread if it has one.
 
@@ -795,10 +796,24 @@ class InProcessBackend:
         self.table.check_call(self._all_slots, what)
         work = partial(self._call, method, rows, *arguments(rows))
         thread = self._env.thread
+
+        def tell(values: Sequence[Any]) -> None:
+            if on_result is not None:
+                for slot, value in zip(rows, values, strict=True):
+                    on_result(slot, value)
+
+        def on_done(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                tell(future.result())
+
         if thread is None:
-            return tuple(work())
+            values = tuple(work())
+            tell(values)
+            return values
         dropped = f"{what} goes on, but its result is dropped"
-        return tuple(await self._within_timeout(asyncio.shield(thread.run(work)), None, dropped))
+        running = thread.run(work)
+        running.add_done_callback(on_done)
+        return tuple(await self._within_timeout(asyncio.shield(running), None, dropped))
 
     def _call(self, method: str, *args: Any) -> Any:
         try:

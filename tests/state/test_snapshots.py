@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import time
 from functools import partial
 
 import gymnasium as gym
@@ -399,3 +403,106 @@ def test_blocking_code_has_them_too():
         expected = envs.step(np.zeros((2, 2), np.float32))
         envs.set_state(states[::-1], [1, 0])
         assert_same(envs.step(np.zeros((2, 2), np.float32))[:4], expected[:4])
+
+
+# ---------------------------------------------------------------- states that are set while something goes wrong
+
+
+class Waiting(gym.Env):
+    """Counts its steps; while it is told to, `set_state` waits for a file, or raises."""
+
+    observation_space = gym.spaces.Box(0, 1000, (1,), np.int64)
+    action_space = gym.spaces.Discrete(1)
+
+    def __init__(self, length: int = 1000) -> None:
+        self.length, self.count, self.gate, self.fails = length, 0, None, False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._obs(), 1.0, self.count == self.length, False, {}
+
+    def _obs(self):
+        return np.array([self.count])
+
+    def get_state(self):
+        return self.count
+
+    def set_state(self, state):
+        if self.fails:
+            raise RuntimeError("on purpose")
+        while self.gate is not None and not self.gate.exists():
+            time.sleep(0.002)
+        self.count = state
+
+
+async def stepped(length: int, **arguments):
+    """Return a vector env of two, after some steps, and its states before them."""
+    envs = await aioenv.AsyncVectorEnv([partial(Waiting, length)] * 2, num_workers=2, **arguments)
+    await envs.reset(seed=0)
+    states = await envs.get_state()
+    for _ in range(3):
+        await envs.step([0, 0])
+    return envs, states
+
+
+async def kill(envs, index):
+    """Kill a worker, and wait until its slots are resumed in another one."""
+    pid = envs.workers[index].pid
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while envs.workers[index].pid == pid or envs.workers[index].state != "ready":
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["cancelled", "its worker dies"])
+async def test_a_slot_is_resumed_from_the_state_that_it_took_while_another_one_is_late(how, tmp_path):
+    gate = tmp_path / "gate"
+    envs, states = await stepped(1000, restart=aioenv.RestartPolicy(resume=True))
+    async with envs:
+        await envs.set_attr("gate", [None, gate])
+        setting = asyncio.ensure_future(envs.set_state(states))
+        await asyncio.sleep(0)
+        while envs.workers[0].state == "busy":
+            await asyncio.sleep(0.002)
+        if how == "cancelled":
+            setting.cancel()
+        else:
+            await kill(envs, 0)
+        gate.touch()
+        assert [type(each) for each in await asyncio.gather(setting, return_exceptions=True)] == [
+            asyncio.CancelledError if how == "cancelled" else type(None)
+        ]
+        assert await envs.call("get_state") == (0, 0)
+        for index in range(2):
+            await kill(envs, index)
+        assert (await envs.step([0, 0])).obs.tolist() == [[1], [1]]
+
+
+@pytest.mark.asyncio
+async def test_a_slot_is_resumed_from_the_state_that_it_took_although_another_ones_env_raised():
+    envs, states = await stepped(1000, restart=aioenv.RestartPolicy(resume=True))
+    async with envs:
+        await envs.set_attr("fails", [False, True])
+        with pytest.raises(aioenv.EnvError, match="on purpose") as caught:
+            await envs.set_state(states)
+        assert caught.value.slots == (1,)
+        await kill(envs, 0)
+        assert (await envs.step_at(0, 0)).obs.tolist() == [1]
+
+
+@pytest.mark.asyncio
+async def test_a_slot_that_took_a_state_needs_no_reset_although_another_ones_env_raised():
+    envs, states = await stepped(3, autoreset_mode=AutoresetMode.DISABLED)
+    async with envs:
+        await envs.set_attr("fails", [False, True])
+        with pytest.raises(aioenv.EnvError, match="on purpose"):
+            await envs.set_state(states)
+        assert (await envs.step_at(0, 0)).obs.tolist() == [1]
+        with pytest.raises(aioenv.ResetNeededError, match=r"the episodes of slots \[1\] are over"):
+            await envs.step_at(1, 0)
