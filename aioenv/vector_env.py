@@ -1199,7 +1199,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Raises:
             ResumeError: if an env's state can't be read; the message names the wrapper or env that has no such methods.
-                With spare envs also if a slot's next episode can't begin, or its episode was lost with its worker.
+                If a slot's episode was lost with its worker, until the next step or reset. With spare envs also if a
+                slot's next episode can't begin.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()

@@ -9,7 +9,7 @@ from typing import Any
 
 from aioenv.core.spares import SpareState
 from aioenv.errors import ResumeError
-from aioenv.state.snapshot import EnvState, RawState, decode, encode, is_pickled
+from aioenv.state.snapshot import EPISODE_LOST, EnvState, RawState, decode, encode, is_pickled
 
 __all__ = ["check_kind", "join_states", "split_state"]
 
@@ -24,7 +24,7 @@ def join_states(raw: tuple[RawState | str, RawState | str], state: SpareState) -
         state: which of them runs the episode, and so on.
     """
     if state.lost:
-        return "its episode was lost with its worker; step or reset the slot first"
+        return EPISODE_LOST
     if state.prepared is not None and state.prepared.parts[0].errors:
         return f"its next episode can't begin: {state.prepared.parts[0].errors[0]}"
     live, other = raw[state.live], raw[1 - state.live]

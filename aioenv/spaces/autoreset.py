@@ -28,10 +28,10 @@ from aioenv.speedups import step_rows
 if TYPE_CHECKING:
     from aioenv.stats.counters import ResetPlan
 
-__all__ = ["Autoreset", "ResultArrays", "Stepped", "copy_containers", "parse_mode"]
+__all__ = ["LOST", "Autoreset", "ResultArrays", "Stepped", "copy_containers", "parse_mode"]
 
 
-_STEP, _RESET, _LOST = 0, 1, 2
+_STEP, _RESET, LOST = 0, 1, 2
 
 # The arrays that C writes results to: observations (an array, or dicts and tuples of arrays), rewards, terminated,
 # truncated, and a list of the last observations.
@@ -250,7 +250,7 @@ class Autoreset:
             self._seeds[row] = seed
         if last_obs is not None:
             self._lost[row] = last_obs
-            self.pending_reset[row] = _LOST
+            self.pending_reset[row] = LOST
         elif self.resets_next_step:
             self.pending_reset[row] = _RESET
 
@@ -344,7 +344,7 @@ class Autoreset:
                     five = None
                     raise done
                 if pending_reset[row]:
-                    if pending_reset[row] == _LOST and not self._same_step:
+                    if pending_reset[row] == LOST and not self._same_step:
                         out.lost.append(row)
                     obs, reward, ends, cut, info, final = self._do_pending(row, done)
                 else:

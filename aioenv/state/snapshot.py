@@ -31,6 +31,7 @@ from aioenv.state.assets import shape_sum
 from aioenv.state.model_edits import editable_fields, may_edit
 
 __all__ = [
+    "EPISODE_LOST",
     "KINDS",
     "REMEDY",
     "Arrays",
@@ -298,6 +299,10 @@ def _has_pickles(node: Any) -> bool:
 
 # the env's id, JSON values, arrays by name
 RawState: TypeAlias = "tuple[str, dict[str, Any], Arrays]"
+
+
+# Why a slot has no state for now.
+EPISODE_LOST = "its episode was lost with its worker; step or reset the slot first"
 
 
 class Misfit(ValueError):

@@ -16,13 +16,14 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.ipc.frames import MAX_FIXED_BYTES, Frame, new_tuple
 from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
-from aioenv.spaces.autoreset import Autoreset, Stepped, copy_containers
+from aioenv.spaces.autoreset import LOST, Autoreset, Stepped, copy_containers
 from aioenv.spaces.infos import Gatherer
 from aioenv.spaces.layout import Layout, SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.state.render_source import EnvRenderable, MujocoSource, find_pixel_renderable
 from aioenv.state.snapshot import (
+    EPISODE_LOST,
     REMEDY,
     Misfit,
     RawState,
@@ -499,7 +500,10 @@ class EnvService(SlotService):
         return self._for_each(rows, [lambda env, r=r, p=p: _or_text(self._read_state, env, r, p) for r, p in each])  # type: ignore[misc]
 
     def _read_state(self, env: Env[Any, Any], row: int, prepared: bool) -> RawState:
-        state = read_snapshot(env, self._stepper.pending_reset[row] == 1)
+        pending = self._stepper.pending_reset[row]
+        if pending == LOST:  # the new env was never reset
+            raise Misfit(EPISODE_LOST)
+        state = read_snapshot(env, pending == 1)
         if prepared:
             _, values, arrays = state
             values["first"] = encode(self._stepper.firsts[row], "first", arrays)

@@ -248,6 +248,10 @@ class LostEnvReset:
         """Whether the env can be stepped without this object from now on."""
         return bool(self.started.all()) and not self._pending.any()
 
+    def is_lost(self, row: int) -> bool:
+        """Return whether the next step of a row is the end of a lost episode."""
+        return bool(self._pending[row] == _LOST)
+
     @property
     def last_obs(self) -> Any:
         """The last observations of all rows, as a batch; None if some rows are not lost."""

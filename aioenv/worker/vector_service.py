@@ -18,6 +18,7 @@ from aioenv.spaces.infos import MAX_SCHEMAS, Column, ColumnGroup, Path, Schema, 
 from aioenv.spaces.layout import Layout, SharedLayout, byte_view
 from aioenv.state.model_edits import SharedFields, unchanged_fields
 from aioenv.state.render_source import PhysicsReader, find_physics
+from aioenv.state.snapshot import EPISODE_LOST
 from aioenv.worker import worker_context
 from aioenv.worker.description import EnvDescription, FirstCheckpoints, dumped, dumped_space, picklable_items
 from aioenv.worker.making import make_vector_env
@@ -247,7 +248,9 @@ class VectorService(SlotService):
 
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.get_states`."""
-        return _dumped(self._calls.get_states(rows))
+        lost = self._lost
+        states = zip(rows, self._calls.get_states(rows), strict=True)
+        return _dumped([EPISODE_LOST if lost is not None and lost.is_lost(row) else state for row, state in states])
 
     def set_states(self, rows: Sequence[int], states: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.set_states`."""

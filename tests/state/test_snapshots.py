@@ -506,3 +506,22 @@ async def test_a_slot_that_took_a_state_needs_no_reset_although_another_ones_env
         assert (await envs.step_at(0, 0)).obs.tolist() == [1]
         with pytest.raises(aioenv.ResetNeededError, match=r"the episodes of slots \[1\] are over"):
             await envs.step_at(1, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("where", ["one env a slot", "native"])
+async def test_an_episode_that_was_lost_has_no_state(where, mode):
+    arguments = {"num_workers": 2, "autoreset_mode": mode, "restart": aioenv.RestartPolicy()}
+    if where == "native":
+        arguments["backend"] = "native"
+    async with aioenv.make_vec("Hopper-v5", 2, **arguments) as envs:
+        await envs.reset(seed=0)
+        await envs.step(np.zeros((2, 3)))
+        await kill(envs, 0)
+        with pytest.raises(aioenv.ResumeError, match="slot 0: its episode was lost with its worker; step or reset"):
+            await envs.get_state()
+        await envs.get_state([1])
+        result = await envs.step(np.zeros((2, 3)))
+        assert result.truncated.tolist() == [True, False]
+        await envs.get_state()
