@@ -210,19 +210,40 @@ class RowCheckpoint:
 
             state = words[self._physics_at : self._own_at].view(np.float64)
             mujoco.mj_setState(self._base.model, self._base.data, state, self._signature)
-        if self._own:
-            length = int(words[self._own_at])
-            room = words[self._own_at + 1 :].view(np.uint8)
-            data = room[:length].tobytes() if length <= len(room) else overflow
-            if data is None:
-                raise ValueError(f"the {length} bytes that {type(self._own[0]).__name__} gave are missing")
-            states = pickle.loads(data)
-            for holder, state in zip(self._own, states, strict=True):
-                holder.set_state(state)
+        for holder, state in zip(self._own, self._own_states(words, overflow), strict=True):
+            holder.set_state(state)
         mark_in_progress(self._env)
         for i, (attributes, name) in enumerate(self._counters):
             attributes[name] = _decode(*words[_REST + 2 * i : _REST + 2 * i + 2].tolist())
         return int(words[_PENDING_RESET])
+
+    def restore_wrappers(self, row: npt.NDArray[np.float64], overflow: bytes | None = None) -> None:
+        """Restore the own states of wrappers that a replay has left in others, such as the number of an episode.
+
+        Args:
+            row: a row that `capture` wrote after the operation that was replayed. Without a state it changes nothing.
+            overflow: the pickle that did not fit into it.
+
+        Raises:
+            ValueError: if that is missing.
+        """
+        words = np.array(row).view(np.uint64)
+        if words[_STATUS] != _VALID:
+            return
+        for holder, state in zip(self._own, self._own_states(words, overflow), strict=True):
+            if dump(holder.get_state()) != dump(state):
+                holder.set_state(state)
+
+    def _own_states(self, words: Words, overflow: bytes | None) -> list[Any]:
+        if not self._own:
+            return []
+        length = int(words[self._own_at])
+        room = words[self._own_at + 1 :].view(np.uint8)
+        data = room[:length].tobytes() if length <= len(room) else overflow
+        if data is None:
+            raise ValueError(f"the {length} bytes that {type(self._own[0]).__name__} gave are missing")
+        states: list[Any] = pickle.loads(data)
+        return states
 
     def difference(self, got: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> str | None:
         """Return the name of the first word that differs, and its two values; None if no word differs.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gymnasium import Env, Wrapper
 
 from aioenv.errors import ResetNeededError
+from aioenv.stats import sharing
 from aioenv.stats.sharing import SharedBlock, can_share
 
 __all__ = ["CountEpisodes", "EpisodeCounter", "ResetPlan", "SlotCounter"]
@@ -75,6 +76,8 @@ class EpisodeCounter:
     def _count(self, cell: int) -> int:
         with self._block.locked():
             number: int = self._cells[cell]
+            if self._block.shared and not sharing.counting:
+                return max(number - 1, 0)  # a reset is replayed: the process that died took its number
             self._cells[cell] = number + 1
         return number
 

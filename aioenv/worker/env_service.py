@@ -631,7 +631,9 @@ class EnvService(SlotService):
                     return f"{raised}, when its last step was made again; if it remembers more than MuJoCo, {REMEDY}"
             case _:
                 raise ValueError(f"row {row}: not an operation: {operation!r}")
-        if not checkpoint.replays:
+        if checkpoint.replays:
+            checkpoint.restore_wrappers(after, overflow[1])
+        else:
             due[row] = checkpoint.restore(after, overflow[1])
         self._checkpoints.capture([row])
         return checkpoint.difference(self._checkpoints.array[row], after)

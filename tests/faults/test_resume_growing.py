@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import aioenv
+from aioenv.stats import CountEpisodes, EpisodeCounter
 from tests.faults.resume_kit import POLICY, compare, step_and_kill
 
 pytestmark = pytest.mark.asyncio
@@ -80,6 +82,23 @@ async def test_a_state_that_grows(mode):
 
 async def test_a_state_that_grows_around_physics():
     await compare(lambda: Album(gym.make("Hopper-v5", max_episode_steps=6)), AutoresetMode.NEXT_STEP, 19, KILLS)
+
+
+@pytest.mark.parametrize("num_slots", [2, None])
+@pytest.mark.parametrize("make", [Diary, partial(gym.make, "Hopper-v5", max_episode_steps=5)], ids=["own", "physics"])
+async def test_episodes_keep_their_numbers(make, num_slots):
+    """Those of a reset and of an automatic reset that are replayed; and neither takes another number."""
+    with EpisodeCounter(num_slots) as counter:
+        factories = [lambda slot=slot: CountEpisodes(make(), counter.at(slot)) for slot in range(2)]
+        async with aioenv.AsyncVectorEnv(factories, num_workers=2, restart=POLICY) as envs:
+            ids = [(await envs.reset(seed=0)).info["episode_id"].tolist()]
+            actions = np.zeros(envs.action_space.shape, np.float32)
+            for t in range(8):
+                result = await step_and_kill(envs, actions, 0 if t in (0, 6) else None, True)
+                assert "restarted" not in result.info
+                ids.append(result.info["episode_id"].tolist())
+        assert ids == [ids[0]] * 6 + [ids[6]] * 3
+        assert sorted(ids[0] + ids[6]) == [0, 1, 2, 3] and counter.count == 4
 
 
 async def test_a_state_that_is_larger_in_the_new_process(tmp_path):
