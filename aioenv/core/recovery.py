@@ -113,6 +113,8 @@ class SlotHistory:
             self._count_episodes(plan, request, part)
         done: Any = slots if sent.kind is Kind.STEP else sent.slots
         self._done[done] = sent
+        if plan is not None and plan.counts_shared:
+            plan.note_replies(done)
         if self._failed:
             self._failed.difference_update(sent.slots.tolist())
         if sent.kind is Kind.STEP:
@@ -258,6 +260,8 @@ class WorkerRecovery:
             WorkerDied, EnvError: if it ends, or fails.
         """
         member = self._members[worker]
+        if (plan := self._worker_pool.reset_plan) is not None and plan.counts_shared:
+            plan.rewind(range(member.start, member.stop))
         first = await self._worker_pool.configure_worker(worker)
         if self._merger is not None:
             await self._merger.catch_up(worker, resumed=self._resume)

@@ -203,8 +203,9 @@ class ResetPlan:
 
     Episode 0 of a slot is the one that the last reset of all slots began; each later reset of the slot adds 1. So the
     numbers are the same for any number of workers and any timing. They are counted in memory that all processes share,
-    so a worker that is restarted goes on counting. Where memory can't be shared, each worker counts for itself, from
-    the numbers of the plan that it is sent: the parent counts in that one, if workers are restarted.
+    so a worker that is restarted goes on counting, from the last replies of the process before it. Where memory can't
+    be shared, each worker counts for itself, from the numbers of the plan that it is sent: the parent counts in that
+    one, if workers are restarted.
 
     Args:
         num_envs: how many slots there are.
@@ -249,10 +250,20 @@ class ResetPlan:
         self.counts_shared = block.shared
         self._block = block
         self._begun: Any = block.data.cast("q")  # by slot; each is written by one worker alone, so without a lock
+        self._replied = np.zeros(num_envs, np.int64)  # in the parent: the same, as of each slot's last reply
 
     def start_at(self, slot: int, episode: int) -> None:
         """Begin with this episode next."""
-        self._begun[slot] = episode
+        self._begun[slot] = self._replied[slot] = episode
+
+    def note_replies(self, slots: Any) -> None:
+        """Note in the parent that these slots, an index of arrays, have replied: their episodes stay begun."""
+        self._replied[slots] = np.array(self._begun)[slots]
+
+    def rewind(self, slots: range) -> None:
+        """Take back the episodes of these slots that have begun since their last replies: they begin again."""
+        for slot in slots:
+            self._begun[slot] = self._replied[slot]
 
     def begun(self, slot: int) -> int:
         """Return how many episodes a slot has begun."""

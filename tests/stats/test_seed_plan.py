@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
 import aioenv
+from aioenv.stats import counters
 from aioenv.stats.counters import ResetPlan
 
 PLAN = [11, 5, 900, 7, 2**40, 3, 12]
@@ -31,8 +35,6 @@ class Seeded(gym.Env):
 
     def step(self, action):
         if action == 1:
-            import os
-
             os._exit(7)
         self.t += 1
         return self.np_random.random(2), float(self.t), self.t == self.length, False, {}
@@ -178,6 +180,43 @@ def test_a_worker_that_is_started_again_goes_on(mode):
         assert seeds[1] == [5, 7, 3, 11, 900][: len(seeds[1])]
 
 
+class DiesOnce(Seeded):
+    """Kills its process in the reset with seed 7, once."""
+
+    def __init__(self, path):
+        super().__init__(lengths=False)
+        self.path = path
+
+    def reset(self, *, seed=None, options=None):
+        if seed == 7 and not self.path.exists():
+            self.path.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("num_steps", [3, 1], ids=["autoreset", "mask"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_that_dies_with_its_worker_takes_its_seed_again(mode, num_steps, shared, tmp_path, monkeypatch):
+    """And so does that of the slot before it, in the same worker, whose result was lost."""
+    if not shared:
+        monkeypatch.setattr(counters, "can_share", lambda: False)
+    options = {"num_workers": 1, "seed_plan": PLAN, "autoreset_mode": mode, "restart": aioenv.RestartPolicy()}
+    with aioenv.sync.make_vec(DiesOnce, 2, path=tmp_path / "died", timeout_s=30, **options) as envs:
+        envs.reset()
+        for _ in range(num_steps):
+            envs.step([0, 0])
+        if num_steps < 3:
+            envs.reset(options={"reset_mask": np.array([True, True])})
+        for _ in range(6):
+            envs.step([0, 0])
+        assert (tmp_path / "died").exists()
+        seeds = envs.get_attr("seeds")  # of the new process, after 11 and 5
+        assert min(map(len, seeds)) > 1
+        for seen, expected in zip(seeds, ([900, 2**40, 12], [7, 3, 11]), strict=True):
+            assert seen == expected[: len(seen)]
+
+
 def test_a_seed_of_some_slots_stands_in_place_of_their_next_one():
     async def main():
         async with aioenv.make_vec(Seeded, 2, seed_plan=PLAN, lengths=False, num_workers=2) as envs:
@@ -192,10 +231,19 @@ def test_a_seed_of_some_slots_stands_in_place_of_their_next_one():
     aioenv.run(main())
 
 
+def test_a_plan_goes_back_to_where_the_last_replies_left_it():
+    plan = ResetPlan(3, np.array([3, 1, 4]))
+    plan.start_at(0, 5)  # as a collector does that goes on
+    assert [plan.begin(0), plan.begin(1), plan.begin(1), plan.begin(2)] == [5, 0, 1, 0]
+    plan.note_replies(np.array([1]))
+    plan.begin(1)
+    plan.rewind(range(2))
+    assert [plan.begun(slot) for slot in range(3)] == [5, 2, 1]
+    plan.close()
+
+
 def test_without_memory_to_share_a_plan_still_travels(monkeypatch):
     import pickle
-
-    from aioenv.stats import counters
 
     monkeypatch.setattr(counters, "can_share", lambda: False)
     plan = ResetPlan(2, np.array([3, 1, 4]), {"level": 2})
