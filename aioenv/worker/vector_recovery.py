@@ -263,7 +263,15 @@ class LostEnvReset:
         """Note that rows were reset or put into a state."""
         self._pending[list(rows)] = _NOT
         self.started[list(rows)] = True
-        self._untouched = False
+        self._untouched &= not rows
+
+    def prepare_states(self) -> None:
+        """Reset an env that was never reset, before rows are put into states: the other rows are stepped along.
+
+        The seed is kept: if no state fits, the next reset uses it again.
+        """
+        if self._untouched:
+            self._env.reset(seed=self._seed)
 
     def reset(
         self, seed: Any, mask: npt.NDArray[np.bool_] | None, options: dict[str, Any] | None

@@ -254,6 +254,8 @@ class VectorService(SlotService):
 
     def set_states(self, rows: Sequence[int], states: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.set_states`."""
+        if self._lost is not None:
+            self._lost.prepare_states()
         outcomes = self._calls.set_states(rows, states)
         done = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]
         if self._lost is not None:

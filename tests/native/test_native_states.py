@@ -303,6 +303,39 @@ async def test_a_state_ends_what_was_lost():
         assert (await envs.step([1, 1])).reward.all()
 
 
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+async def test_a_state_of_one_slot_leaves_the_others_the_seed_of_the_restart(mode, refused):
+    restart, derived = aioenv.RestartPolicy(), int(np.random.SeedSequence([3, 1]).generate_state(1)[0]) >> 2
+    twin, second = RandomWalk(2, mode), np.array([False, True])
+    async with (
+        aioenv.NativeVectorEnv(partial(RandomWalk, mode=mode), 2, num_workers=1, restart=restart) as envs,
+        aioenv.NativeVectorEnv(Odd, 1, run_in="inline") as others,
+    ):
+        await envs.reset(seed=3)
+        await others.reset(seed=3)
+        state, *_ = await (others if refused else envs).get_state([0])
+        assert (await envs.step([9, 0])).truncated.all()
+        expected = twin.reset(seed=derived)[0]
+        if refused:
+            with pytest.raises(aioenv.ResumeError, match="does not fit"):
+                await envs.set_state([state], [0])
+        else:
+            await envs.set_state([state], [0])
+            if mode is AutoresetMode.NEXT_STEP:  # the other slot is stepped along before it is reset
+                twin.step(np.ones(2, np.int64))
+            expected = twin.reset(options={"reset_mask": second})[0]
+        if mode is AutoresetMode.NEXT_STEP:
+            obs = (await envs.step([1, 1])).obs
+        else:
+            obs = (await envs.reset(options={"reset_mask": second | refused})).obs
+        assert obs[1].tolist() == expected[1].tolist(), "a run with the same faults is the same"
+
+
+class Odd(RandomWalk):
+    pass
+
+
 async def test_what_can_not_be_started_again():
     restart = aioenv.RestartPolicy()
     with pytest.raises(ValueError, match=r"restart: .*num_workers=1"):
