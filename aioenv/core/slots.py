@@ -155,9 +155,9 @@ class SlotTable:
         )
         if isinstance(old, WorkerDied):
             raise _died_again(message, failed, old)
-        raise EnvError(
-            message, slots=tuple(failed), pid=old.pid, traceback=old.traceback, stderr=old.stderr
-        ) from old.__cause__
+        error = EnvError(message, slots=tuple(failed), pid=old.pid, traceback=old.traceback, stderr=old.stderr)
+        _copy_notes(old, error)
+        raise error from old.__cause__
 
     def move(self, slots: Slots | slice, state: SlotState) -> None:
         """Put slots into a state, except dead ones; only `fail` makes a slot DEAD."""
@@ -302,4 +302,11 @@ class SlotTable:
 def _died_again(message: str, slots: list[int], old: SlotError) -> WorkerDied:
     """Make an error about slots whose worker had died before, with what is known of that."""
     known = {"returncode": old.returncode, "running": old.running} if isinstance(old, WorkerDied) else {}
-    return WorkerDied(message, slots=tuple(slots), pid=old.pid, stderr=old.stderr, **known)
+    error = WorkerDied(message, slots=tuple(slots), pid=old.pid, stderr=old.stderr, **known)
+    _copy_notes(old, error)
+    return error
+
+
+def _copy_notes(old: SlotError, new: SlotError) -> None:
+    for note in getattr(old, "__notes__", ()):
+        new.add_note(note)

@@ -75,7 +75,8 @@ class Restarter:
         policy = self._policy
         if delay_s is None:
             self._disabled.add(worker)
-            error.add_note(f"It is not restarted any more: {policy.max_restarts} restarts in {policy.within_s:g} s.")
+            restarts = "1 restart" if policy.max_restarts == 1 else f"{policy.max_restarts} restarts"
+            error.add_note(f"It is not restarted any more: {restarts} in {policy.within_s:g} s.")
         else:
             with contextlib.suppress(Exception):  # of a log handler, which must not prevent the restart
                 _log.warning("%s; it is restarted, %s", str(error).partition("\n")[0], self._meaning)

@@ -172,13 +172,24 @@ async def test_the_budget_ends_in_an_error_for_good():
         with pytest.raises(aioenv.WorkerDied) as caught:
             await envs.step([0, KILL, 0, 0])
         assert caught.value.running == caught.value.slot == 1 and caught.value.slots == (0, 1)
-        assert "1 restarts in 1000 s" in "".join(caught.value.__notes__)
+        assert caught.value.__notes__ == ["It is not restarted any more: 1 restart in 1000 s."]
         assert caught.value.partial.obs[2:, 1].tolist() == [3, 3]
         with pytest.raises(aioenv.WorkerDied):
             await envs.step([0] * 4)
         assert [w.state for w in envs.workers] == ["dead", "ready"]
         envs.send([0, 0], [2, 3])
         assert (await envs.recv(2)).obs[:, 1].tolist() == [4, 4]
+
+
+async def test_every_step_after_the_budget_tells_that_it_is_spent():
+    async with counters(restart=RestartPolicy(max_restarts=1)) as envs:
+        await envs.reset(seed=1)
+        await envs.step([KILL, 0, 0, 0])
+        await died(envs, 0)
+        for _ in range(2):
+            with pytest.raises(aioenv.WorkerDied) as caught:
+                await envs.step([0] * 4)
+            assert caught.value.__notes__ == ["It is not restarted any more: 1 restart in 60 s."]
 
 
 async def test_a_worker_that_does_not_come_up_again_ends_for_good(tmp_path):

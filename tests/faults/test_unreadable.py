@@ -206,6 +206,9 @@ async def test_an_exception_is_told_in_words():
         assert "Problem itself does not unpickle" in caught.value.__notes__[0]
         assert "only_in_a_worker" in caught.value.__notes__[0]
         assert caught.value.partial.reward.tolist() == [2, 0, 2, 2]
+        with pytest.raises(aioenv.EnvError, match=r"slots \[1\] have failed") as again:
+            await envs.step(ACTIONS)
+        assert again.value.__notes__ == caught.value.__notes__
 
 
 @pytest.mark.parametrize("kind", ["exits", "cancels", "foreign"])
