@@ -177,9 +177,10 @@ class SlotHistory:
         obs = next(iter(self._worker_pool.received.rows([array.copy() for array in arrays], [[o] for o in objects])))
         return [array[0].copy() for array in arrays], objects, obs, self._states[slot]
 
-    def last_of_failed(self, member: WorkerSlots) -> list[tuple[int, Any]]:
-        """Return the rows of a worker that must be reset, with their last observations if these are known."""
-        slots = [slot for slot in sorted(self._failed) if member.start <= slot < member.stop]
+    def last_observations(self, member: WorkerSlots) -> list[tuple[int, Any]]:
+        """Return the rows of a worker that failed or were put into a state, with their last observations if known."""
+        every = range(member.start, member.stop)
+        slots = [slot for slot in every if slot in self._failed or isinstance(self._done[slot], StateSet)]
         if not slots:
             return []
         observations = list(self._worker_pool.received.rows(self._obs, self._objects))
@@ -283,5 +284,5 @@ class WorkerRecovery:
                 self._history.note_first(member, first, [row for row in every if row not in rows])
         if lost_rows := self._history.lost_rows(member, lost):
             await worker.call("reset_lost_rows", lost_rows)
-        if not self._worker_pool.vectorized and (failed := self._history.last_of_failed(member)):
-            await worker.call("keep_observations", failed)
+        if not self._worker_pool.vectorized and (last := self._history.last_observations(member)):
+            await worker.call("keep_observations", last)

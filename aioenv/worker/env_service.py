@@ -648,7 +648,7 @@ class EnvService(SlotService):
             self._stepper.replace_lost_env(row, seed, None if over else obs)
 
     def keep_observations(self, rows: Sequence[tuple[int, Any]]) -> None:
-        """Keep the last observations of rows that must be reset: a reset of other rows shows them once more."""
+        """Keep the last observations of rows: a step or reset of other rows shows them once more."""
         for row, obs in rows:
             self._rows.write_observation(0, row, obs)
 

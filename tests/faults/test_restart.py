@@ -324,6 +324,25 @@ async def test_a_failed_slot_shows_its_last_observation_also_after_a_restart(tra
             await envs.step([0, 0])
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_slot_in_a_set_state_shows_its_last_observation_also_after_a_restart(transport, resume):
+    policy = RestartPolicy(backoff_s=0.01, resume=resume)
+    async with aioenv.AsyncVectorEnv([Walker] * 3, num_workers=1, transport=transport, restart=policy) as envs:
+        await envs.reset(seed=1)
+        states = await envs.get_state([0, 1])
+        last = (await envs.step([0, 0, 0])).obs
+        await envs.set_state(states, [0, 1])
+        await died(envs, 0)
+        for seed in 5, 6, 7:  # results take turns in memory
+            result = await envs.reset(seed=seed, options={"reset_mask": np.array([False, False, True])})
+            assert np.array_equal(result.obs[:2], last[:2])
+        envs.pause([0])
+        result = await envs.step([0, 0, 0])
+        assert np.array_equal(result.obs[0], last[0])
+        assert result.truncated.tolist() == [False, not resume, False]
+
+
 async def test_calls_wait_for_the_restart():
     async with counters() as envs:
         await envs.reset(seed=1)
