@@ -56,7 +56,8 @@ class SlotHistory:
         self._obs = worker_pool.received.zeros(num_envs)
         self._objects = worker_pool.received.no_objects(num_envs)
         self._states = np.zeros((num_envs, state_size))
-        self._ended = np.zeros(num_envs, np.bool_)
+        self._ended = np.zeros(num_envs, np.bool_)  # includes the exhausted slots
+        self._exhausted: set[int] = set()  # the slots whose last reset raised `EpisodesDone`
         # the last operation on each slot, a `SentRequest` or a `StateSet`
         self._done: npt.NDArray[Any] = np.full(num_envs, None, object)
         self._failed: set[int] = set()  # the slots whose envs have raised since, so that they must be reset
@@ -92,6 +93,7 @@ class SlotHistory:
             self._done[slot] = StateSet(state)
             self._failed.discard(slot)
             self._ended[slot] = False
+            self._exhausted.discard(slot)
             if checkpoint is not None:
                 self._note_after(slot, *checkpoint)
 
@@ -121,6 +123,11 @@ class SlotHistory:
             self._ended[slots] = False if self._same_step else batch.terminated[rows] | batch.truncated[rows]
         else:
             self._ended[done] = False
+        if self._exhausted:
+            self._exhausted.difference_update(sent.slots.tolist())
+        if part.exhausted:  # no episode is open, and the next step resets
+            self._ended[list(part.exhausted)] = True
+            self._exhausted.update(part.exhausted)
         if self._after.shape[1]:
             if not self._worker_pool.vectorized:  # vector envs are resumed without repeating the step
                 self._before[done] = self._after[done]
@@ -141,11 +148,11 @@ class SlotHistory:
                 if asked.every_slot and not (asked.listed_seeds and seed is None):
                     plan.start_at(slot, 0)
                 plan.begin(slot)
-        elif self._same_step:
-            for slot in part.slots[batch.terminated[rows] | batch.truncated[rows]].tolist():
-                plan.begin(slot)
         else:
-            for slot in part.slots[self._ended[part.slots]].tolist():
+            begun = self._ended[part.slots]
+            if self._same_step:  # those were exhausted
+                begun = begun | batch.terminated[rows] | batch.truncated[rows]
+            for slot in part.slots[begun].tolist():
                 plan.begin(slot)
 
     def _note_overflow(self, done: npt.NDArray[np.int64], part: WorkerRequest) -> None:
@@ -166,7 +173,8 @@ class SlotHistory:
             slot = member.start + row
             seed = derive_seed(self._seeds[slot], member.worker.generation)
             if self._done[slot] is not None:
-                lost.append(LostRow(row, seed, observations[slot], bool(self._ended[slot]), self._state(slot)))
+                over, exhausted = bool(self._ended[slot]), slot in self._exhausted
+                lost.append(LostRow(row, seed, observations[slot], over, self._state(slot), exhausted))
             elif slot in self._failed and not self._worker_pool.vectorized:
                 lost.append(LostRow(row, seed, None, True, self._state(slot)))
         return lost

@@ -220,6 +220,7 @@ class LostRow(NamedTuple):
     obs: Any  # its last observation; None if unknown
     over: bool  # its episode had already ended: nothing to report, and an autoreset is pending
     state: Any = None  # the physics state for images of that observation; None if images are not drawn from states
+    exhausted: bool = False  # it is over since there was no further episode: its next step resets in every mode
 
 
 class Failure(NamedTuple):

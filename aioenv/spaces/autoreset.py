@@ -237,7 +237,7 @@ class Autoreset:
         self._lost.pop(row, None)
         self.pending_reset[row] = pending_reset
 
-    def replace_lost_env(self, row: int, seed: int | None, last_obs: Any) -> None:
+    def replace_lost_env(self, row: int, seed: int | None, last_obs: Any, *, exhausted: bool = False) -> None:
         """Go on with a new env in place of one that was lost with its worker.
 
         Args:
@@ -245,13 +245,14 @@ class Autoreset:
             seed: for its next reset, unless that is given one.
             last_obs: the last observation: the next step returns it, as the truncated end of that episode. None: the
                 episode had ended.
+            exhausted: whether the row waits for another reset because there was no further episode.
         """
         if seed is not None and not (self._plan is not None and self._plan.has_seeds):
             self._seeds[row] = seed
         if last_obs is not None:
             self._lost[row] = last_obs
             self.pending_reset[row] = LOST
-        elif self.resets_next_step:
+        elif self.resets_next_step or exhausted:
             self.pending_reset[row] = _RESET
 
     def _autoreset(self, row: int, outcome: Any = NotImplemented) -> tuple[Any, dict[str, Any]]:

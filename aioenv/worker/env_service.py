@@ -640,12 +640,12 @@ class EnvService(SlotService):
 
     def reset_lost_rows(self, rows: Sequence[LostRow]) -> None:
         """End the episodes of a dead worker in the next step of these rows, and reset them as the mode requires."""
-        for row, seed, obs, over, state in rows:
+        for row, seed, obs, over, state, exhausted in rows:
             if obs is not None:
                 self._rows.write_observation(0, row, obs)  # a reset of other rows shows it once more
             if state is not None:
                 self._state[row] = state  # the state that images of that observation are drawn from
-            self._stepper.replace_lost_env(row, seed, None if over else obs)
+            self._stepper.replace_lost_env(row, seed, None if over else obs, exhausted=exhausted)
 
     def keep_observations(self, rows: Sequence[tuple[int, Any]]) -> None:
         """Keep the last observations of rows: a step or reset of other rows shows them once more."""

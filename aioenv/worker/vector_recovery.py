@@ -237,7 +237,7 @@ class LostEnvReset:
         self._seed: int | None = None
         self._untouched = True  # the env was never reset
         self.started = np.zeros(env.num_envs, np.bool_)
-        for row, seed, obs, _, _ in lost:
+        for row, seed, obs, *_ in lost:
             self._pending[row] = _LOST
             self._obs[row] = obs
             if self._seed is None and seed is not None:

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -59,6 +60,20 @@ class Walker(Counter):
 
     def set_state(self, state):
         self._t, self._draw = state["t"], state["draw"]
+
+
+class Limited(Walker):
+    """One whose episodes are limited to the number in a file."""
+
+    def __init__(self, left):
+        self._left = left
+
+    def reset(self, *, seed=None, options=None):
+        left = int(self._left.read_text())
+        if not left:
+            raise aioenv.EpisodesDone
+        self._left.write_text(str(left - 1))
+        return super().reset(seed=seed)
 
 
 def counters(n: int = 4, **kwargs) -> aioenv.AsyncVectorEnv:
@@ -152,6 +167,34 @@ async def test_an_episode_that_had_ended_does_not_end_twice():
         obs, _, terminated, truncated, _ = await envs.step([0] * 4)
         assert not terminated.any() and truncated.tolist() == [False, True, False, False]
         assert obs[0, 1] == 0, "the autoreset that was due"
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("resume", [False, True])
+async def test_the_last_episode_of_an_exhausted_slot_does_not_end_twice(mode, resume, tmp_path):
+    left = tmp_path / "left"
+    left.write_text("1")
+    policy = RestartPolicy(backoff_s=0.01, resume=resume)
+    envs = [partial(Limited, left), Walker]
+    async with aioenv.AsyncVectorEnv(envs, num_workers=1, autoreset_mode=mode, restart=policy) as envs:
+        await envs.reset(seed=1)
+        assert (await envs.step([END, 0])).terminated[0]
+        if mode is AutoresetMode.NEXT_STEP:
+            await envs.step([0, 0])
+        if mode is AutoresetMode.DISABLED:
+            await envs.reset(options={"reset_mask": np.array([True, False])})
+        assert envs.exhausted == (0,)
+        await died(envs, 0)
+        assert (await envs.step([0, 0])).truncated.tolist() == [False, not resume]
+        left.write_text("1")
+        envs.resume(0)
+        if mode is AutoresetMode.DISABLED and not resume:
+            await envs.reset(options={"reset_mask": np.array([False, True])})
+        obs, reward, terminated, truncated, info = await envs.step([0, 0])
+        assert obs[0, 1] == reward[0] == 0, "a reset"
+        assert not (terminated.any() or truncated.any() or "restarted" in info)
+        assert envs.exhausted == ()
+        assert (await envs.step([0, 0])).obs[0, 1] == 1
 
 
 async def test_death_in_a_reset_repeats_the_reset():
