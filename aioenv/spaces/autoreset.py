@@ -262,12 +262,15 @@ class Autoreset:
             outcome = self._resets[row]() if seed is None else self._resets[row](seed=seed)
         pair = _check_reset(outcome)
         self.pending_reset[row] = _STEP
+        self._lost.pop(row, None)
         return pair
 
     def _do_pending(
         self, row: int, outcome: Any = NotImplemented
     ) -> tuple[Any, float, bool, bool, dict[str, Any], dict[str, Any] | None]:
-        """Do a row's pending reset; return the results of its step, and the final info of the episode before.
+        """Do a row's pending reset; return the results of its step, and the final info of a lost episode.
+
+        With a final info (SAME_STEP) the reset is left to the caller.
 
         Args:
             row: the row.
@@ -276,11 +279,10 @@ class Autoreset:
         if self.pending_reset[row] == _RESET:
             obs, info = self._autoreset(row, outcome)
             return obs, 0.0, False, False, info, None
-        obs, info = self._lost.pop(row), {"restarted": True}
+        obs, info = self._lost[row], {"restarted": True}
         if self._same_step:
-            final = {"final_obs": obs, "final_info": info}
-            obs, fresh = self._autoreset(row)
-            return obs, 0.0, False, True, {**fresh, **info}, final
+            return obs, 0.0, False, True, info, {"final_obs": obs, "final_info": info, **info}
+        del self._lost[row]
         self.pending_reset[row] = _RESET if self.resets_next_step else _STEP
         return obs, 0.0, False, True, info, None
 
@@ -348,6 +350,9 @@ class Autoreset:
                     if pending_reset[row] == LOST and not self._same_step:
                         out.lost.append(row)
                     obs, reward, ends, cut, info, final = self._do_pending(row, done)
+                    if final is not None:
+                        obs, fresh = self._autoreset(row)
+                        info = {**fresh, **info}
                 else:
                     five = steps[row](action) if done is NotImplemented else done
                     obs, reward, ends, cut, info = five

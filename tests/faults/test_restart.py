@@ -197,6 +197,49 @@ async def test_the_last_episode_of_an_exhausted_slot_does_not_end_twice(mode, re
         assert (await envs.step([0, 0])).obs[0, 1] == 1
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+async def test_a_slot_whose_last_episode_was_lost_is_exhausted(mode, tmp_path):
+    left = tmp_path / "left"
+    left.write_text("1")
+    policy = RestartPolicy(backoff_s=0.01)
+    envs = [partial(Limited, left), Walker]
+    async with aioenv.AsyncVectorEnv(envs, num_workers=2, autoreset_mode=mode, restart=policy) as envs:
+        await envs.reset(seed=1)
+        last = (await envs.step([0, 0])).obs[0].tolist()
+        await died(envs, 0)
+        obs, _, _, truncated, info = await envs.step([0, 0])
+        assert obs[0].tolist() == last and truncated.tolist() == [True, False]
+        assert info["restarted"].tolist() == [True, False] and "_active" not in info
+        if mode is AutoresetMode.SAME_STEP:
+            assert info["final_obs"][0].tolist() == last and info["final_info"]["restarted"][0]
+        else:
+            assert (await envs.step([0, 0])).info["_active"].tolist() == [False, True]
+        assert envs.exhausted == (0,)
+        left.write_text("1")
+        envs.resume(0)
+        obs, _, _, truncated, info = await envs.step([0, 0])
+        assert obs[0, 1] == 0 and not truncated.any() and "restarted" not in info
+        assert (await envs.step([0, 0])).obs[0, 1] == 1
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_same_step_an_error_of_the_reset_after_a_lost_episode_is_one_of_its_slot(transport, tmp_path):
+    left = tmp_path / "left"
+    left.write_text("1")
+    how = {"autoreset_mode": AutoresetMode.SAME_STEP, "restart": RestartPolicy(backoff_s=0.01), "transport": transport}
+    async with aioenv.AsyncVectorEnv([partial(Limited, left), Walker], num_workers=2, **how) as envs:
+        await envs.reset(seed=1)
+        left.write_text("none")
+        await died(envs, 0)
+        with pytest.raises(aioenv.EnvError, match="invalid literal") as caught:
+            await envs.step([0, 0])
+        assert caught.value.slots == (0,) and envs.exhausted == ()
+        left.write_text("1")
+        await envs.reset(options={"reset_mask": np.array([True, False])})
+        obs, _, _, truncated, info = await envs.step([0, 0])
+        assert obs[0, 1] == 1 and not truncated.any() and "restarted" not in info
+
+
 async def test_death_in_a_reset_repeats_the_reset():
     async with counters(3) as envs:
         await envs.reset(seed=1)
