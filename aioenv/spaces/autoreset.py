@@ -237,19 +237,20 @@ class Autoreset:
         self._lost.pop(row, None)
         self.pending_reset[row] = pending_reset
 
-    def replace_lost_env(self, row: int, seed: int | None, last_obs: Any, *, exhausted: bool = False) -> None:
+    def replace_lost_env(self, row: int, seed: int | None, last_obs: Any, *, over: bool, exhausted: bool) -> None:
         """Go on with a new env in place of one that was lost with its worker.
 
         Args:
             row: the row.
             seed: for its next reset, unless that is given one.
-            last_obs: the last observation: the next step returns it, as the truncated end of that episode. None: the
-                episode had ended.
+            last_obs: the last observation: the next step returns it, as the truncated end of that episode.
+                None if it is unknown.
+            over: whether the episode had ended already.
             exhausted: whether the row waits for another reset because there was no further episode.
         """
         if seed is not None and not (self._plan is not None and self._plan.has_seeds):
             self._seeds[row] = seed
-        if last_obs is not None:
+        if not over:
             self._lost[row] = last_obs
             self.pending_reset[row] = LOST
         elif self.resets_next_step or exhausted:

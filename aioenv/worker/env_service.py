@@ -645,7 +645,7 @@ class EnvService(SlotService):
                 self._rows.write_observation(0, row, obs)  # a reset of other rows shows it once more
             if state is not None:
                 self._state[row] = state  # the state that images of that observation are drawn from
-            self._stepper.replace_lost_env(row, seed, None if over else obs, exhausted=exhausted)
+            self._stepper.replace_lost_env(row, seed, obs, over=over, exhausted=exhausted)
 
     def keep_observations(self, rows: Sequence[tuple[int, Any]]) -> None:
         """Keep the last observations of rows: a step or reset of other rows shows them once more."""

@@ -76,6 +76,27 @@ class Limited(Walker):
         return super().reset(seed=seed)
 
 
+class Teller(Walker):
+    """One that observes its step as text, and must be reset or put into a state before it is stepped."""
+
+    observation_space = spaces.Text(10)
+    _begun = False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._begun = True
+        return "0", {}
+
+    def step(self, action):
+        assert self._begun
+        super().step(action)
+        return str(self._t), 1.0, False, False, {}
+
+    def set_state(self, state):
+        super().set_state(state)
+        self._begun = True
+
+
 def counters(n: int = 4, **kwargs) -> aioenv.AsyncVectorEnv:
     kwargs.setdefault("restart", RestartPolicy(backoff_s=0.01))
     return aioenv.AsyncVectorEnv([Counter] * n, num_workers=2, **kwargs)
@@ -136,6 +157,28 @@ async def test_same_step_an_episode_that_had_just_begun_is_lost_too():
         _, _, _, truncated, info = await envs.step([0, 0, 0, KILL])
         assert truncated.tolist() == [False, False, True, True]
         assert info["final_obs"][2].tolist() == began[2].tolist()
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+async def test_an_episode_without_a_known_observation_is_truncated(mode):
+    policy = RestartPolicy(backoff_s=0.01)
+    async with aioenv.AsyncVectorEnv([Teller] * 2, num_workers=2, autoreset_mode=mode, restart=policy) as envs:
+        await envs.reset(seed=1)
+        await envs.step([0, 0])
+        states = await envs.get_state()
+    async with aioenv.AsyncVectorEnv([Teller] * 2, num_workers=2, autoreset_mode=mode, restart=policy) as envs:
+        await envs.set_state(states)
+        await died(envs, 0)
+        obs, reward, _, truncated, info = await envs.step([0, 0])
+        assert truncated.tolist() == info["restarted"].tolist() == [True, False] and reward.tolist() == [0, 1]
+        assert obs == ("0" if mode is AutoresetMode.SAME_STEP else None, "2")
+        if mode is AutoresetMode.SAME_STEP:
+            assert info["final_obs"][0] is None and info["_final_obs"].tolist() == [True, False]
+        if mode is AutoresetMode.NEXT_STEP:
+            assert (await envs.step([0, 0])).obs == ("0", "3")
+        if mode is AutoresetMode.DISABLED:
+            assert (await envs.reset(options={"reset_mask": truncated})).obs == ("0", "2")
+        assert (await envs.step([0, 0])).obs[0] == "1"
 
 
 async def test_without_autoreset_the_slots_wait_for_a_reset():
