@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.errors import ClosedError, RenderError, WireError
+from aioenv.errors import RenderError, WireError
 from aioenv.ipc.frames import Frame
 from aioenv.ipc.messages import Failure, find_unreadable, load, load_partially, reason_of
 from aioenv.process.supervisor import Worker
@@ -412,13 +412,10 @@ class StepImages:
 
         Raises:
             RenderError: if an image could not be drawn; the others are its `partial`.
-            ClosedError: if an image was not drawn because the vector env was closed.
         """
         missing = [slot for slot, one in enumerate(requests) if one is not None and slot in one.missing]
         if missing:
             wrong = next(one.error for one in requests[missing[0] :] if one is not None)  # others may have failed, too
-            if isinstance(wrong, ClosedError):
-                raise ClosedError(f"{what}: {wrong}") from wrong
             more = f"\n(there are no images of slots {missing})" if len(missing) > 1 else ""
             error = RenderError(f"{what}: {wrong}{more}")
             error.slots, error.partial = tuple(missing), self._gather_some(requests)
