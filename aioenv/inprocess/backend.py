@@ -812,7 +812,8 @@ class InProcessBackend:
             return values
         dropped = f"{what} goes on, but its result is dropped"
         running = thread.run(work)
-        running.add_done_callback(on_done)
+        if on_result is not None:
+            running.add_done_callback(on_done)
         return tuple(await self._within_timeout(asyncio.shield(running), None, dropped))
 
     def _call(self, method: str, *args: Any) -> Any:

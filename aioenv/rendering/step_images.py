@@ -192,7 +192,7 @@ class StepImages:
 
     def draw(self, request: ImageRequest, slots: Slots, states: States) -> None:
         """Draw states that have arrived; they are copied unless they are sent on at once."""
-        if request.is_done(slots.tolist()):  # the vector env is being closed
+        if request.is_done(slots.tolist()):  # it was dropped, or the vector env is being closed
             return
         assert self.pool is not None
         if request.active or self._active < self._max_active:
@@ -421,17 +421,16 @@ class StepImages:
             error.slots, error.partial = tuple(missing), self._gather_some(requests)
             raise error from wrong
         first = requests[0]
-        if (
-            first is not None and first.buffer is not None and all(request is first for request in requests)
-        ):  # it is of all slots
+        of_all = first is not None and all(request is first for request in requests)
+        if first is not None and first.buffer is not None and of_all:
             arrays = first.buffer.images.arrays
             return arrays[0] if len(arrays) == 1 else arrays
         drawn = self._drawn(requests)
-        if self.pool is None:
-            first_image = next(image for image in drawn if image is not None)
-            black = np.zeros_like(first_image) if isinstance(first_image, np.ndarray) else None
-            return stack_images([black if image is None else image for image in drawn])
-        return _stack_with_blanks(drawn)
+        if self.pool is not None:
+            return _stack_with_blanks(drawn)
+        image = next((image for image in drawn if isinstance(image, np.ndarray)), None)
+        black = None if image is None else np.zeros_like(image)
+        return stack_images([black if one is None else mine for one, mine in zip(requests, drawn, strict=True)])
 
     def _drawn(self, requests: Sequence[ImageRequest | None]) -> list[Any]:
         """Return what was drawn of each slot, an image or the arrays of all kinds; None where an image is missing."""
