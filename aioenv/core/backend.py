@@ -312,7 +312,7 @@ class Backend(Protocol):
                 a slot's second env. "living": where there are spare envs, call those whose workers have not ended.
             on_sent: with `spares`: called as soon as all calls are sent, before anything else can be.
             on_result: called with each slot and its result as soon as that arrives, also if the call fails in other
-                slots, or if nobody waits for it any more.
+                slots, or if the caller does not wait any more.
 
         Returns:
             One result a slot, in ascending order of slots; with `spares` a pair.

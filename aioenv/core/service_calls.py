@@ -141,7 +141,7 @@ def _ask(member: WorkerSlots, call: bytes, on_success: Callable[[Frame], None] |
     """Send a call, and return a future of its reply, or of the error with which the worker ended.
 
     Args:
-        on_success: called with the reply, also if nobody waits for it any more.
+        on_success: called with the reply, also if the caller does not wait any more.
     """
     reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
 
