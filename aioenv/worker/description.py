@@ -276,7 +276,7 @@ def measure_step(env: Env[Any, Any]) -> float:
     It is stepped as envs of the training process are: not on the thread that made it and, if that can matter since
     asyncio was imported, while a loop runs. Shared statistics ignore these steps.
     """
-    from concurrent.futures import ThreadPoolExecutor  # few workers need it, and it takes 1 % of the memory of each
+    from concurrent.futures import ThreadPoolExecutor  # few workers need it
 
     asyncio: Any = sys.modules.get("asyncio")
 

@@ -235,6 +235,9 @@ def test_models_in_every_form(take, tmp_path, monkeypatch):
 async def test_a_pool_without_states_draws_the_slots_that_there_are():
     async with pool_of(workers_per_device=2) as pool:
         assert len(await pool.render(**SMALL)) == 2, "one a worker, as MjRenderPool"
+        with pytest.raises(ValueError, match="no_such_field"):
+            await pool.render(slots=[9], edits={"no_such_field": np.zeros((1, 1))}, **SMALL)
+        assert len(await pool.render(**SMALL)) == 2, "the refused call used no slot"
         assert len(await pool.render(slots=[4], **SMALL)) == 1
         assert len(await pool.render(**SMALL)) == 5
     async with pool_of(max_batch_size=3) as pool:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
@@ -465,6 +466,34 @@ async def test_paused_slots_that_were_never_reset_are_black(where):
             await envs.render()
         await envs.reset(seed=0)
         assert (await envs.render()).any(axis=(1, 2, 3)).all()
+
+
+class Drawing(gym.Env):
+    """An env that draws the image that it was made with."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def __init__(self, image):
+        self.image = image
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+    def render(self):
+        return self.image
+
+
+@pytest.mark.asyncio
+async def test_a_paused_slot_that_was_never_reset_is_black_beside_images_that_envs_draw():
+    white = np.full((4, 5, 3), 255, np.uint8)
+    async with aioenv.AsyncVectorEnv([lambda: Drawing(white)] * 2, num_workers=1, render=aioenv.RenderConfig()) as envs:
+        envs.pause(1)
+        await envs.reset(seed=0)
+        assert np.array_equal(await envs.render(), [white, 0 * white])
 
 
 @pytest.mark.asyncio
