@@ -323,8 +323,6 @@ class RolloutRecorder:
                 array[progress.steps_received : steps, slots] = 0
             for array in (*self._obs_objects, *self._action_objects):
                 array[progress.steps_received : steps, slots] = None
-            for array in self._extras.values():
-                array[progress.steps_received : steps, slots] = np.zeros((), array.dtype)
         rollout = Rollout(
             self._observations.assemble(_first(self._obs, steps), _first(self._obs_objects, steps)),
             self._action_layout.assemble(_first(self._actions, steps), _first(self._action_objects, steps)),
