@@ -1224,7 +1224,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
             TypeError: if one is not an `EnvState`.
             ResumeError: if one is of another kind of env; its slot keeps its state, and the others' states are set. If
                 one is of a slot with spare envs and there are none here, or the reverse; then none is set.
-            PendingCallError, EnvError, WorkerDied: as for `call`.
+            EnvError: if an env raised, whose state is not known then: reset its slot. The others' states are set.
+            PendingCallError, WorkerDied: as for `call`.
         """
         self._check_running()
         await self._calls.set_state(states, slots)

@@ -5,7 +5,7 @@ Steps take a faster path (see `scheduler.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.core.spare_states import check_kind, join_states, split_state
 from aioenv.envs import ActorID
-from aioenv.errors import OutOfStepError, ResumeError
+from aioenv.errors import EnvError, OutOfStepError, ResumeError, SlotError
 from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.state.snapshot import EnvState
 from aioenv.worker.vector_states import awaits_reset
@@ -135,17 +135,18 @@ class EnvCalls:
                     numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],), on_result=note
                 )
             else:
-                replies = await self._set_both(spares, given)
-        by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
-        if spares is not None:
-            for slot, reply in by_slot.items():
-                note(slot, reply)
-        _refuse_misfits(by_slot)
+                replies = await self._set_both(spares, given, note)
+        _refuse_misfits(dict(zip(np.sort(numbers).tolist(), replies, strict=True)))
 
-    async def _set_both(self, spares: SpareEnvs, given: dict[int, EnvState]) -> list[Any]:
+    async def _set_both(
+        self, spares: SpareEnvs, given: dict[int, EnvState], note: Callable[[int, Any], None]
+    ) -> list[Any]:
         """Set the states of both envs of slots; return for each slot why one was refused, or None.
 
         What the slots depend on beside them is set when the states are sent: so later steps find all of it, or nothing.
+
+        Args:
+            note: called with each slot whose two envs have taken their states.
         """
         n = self._backend.num_envs
         parts = {slot: split_state(state) for slot, state in given.items()}
@@ -157,20 +158,35 @@ class EnvCalls:
                     old = spares.state_of(slot)
                     before[slot] = old, spares.restore(slot, state, prepared=prepared)
 
-        replies = await self._backend.call_service(
-            list(parts),
-            "set_state",
-            "set_states",
-            lambda mine: ([parts[i % n][0][i // n] for i in mine],),
-            spares=True,
-            on_sent=restore,
-        )
-        refused = [[text for text in both if isinstance(text, str)] for both in replies]
-        for slot, texts in zip(sorted(parts), refused, strict=True):
-            if texts:
-                old, request = before[slot]
-                spares.revert(slot, old if len(texts) == 2 else old._replace(prepared=None), request)
-        return [texts[0] if texts else None for texts in refused]
+        texts: dict[int, list[str | None]] = {slot: [] for slot in parts}  # of both envs: why one was refused, or None
+
+        def on_result(number: int, reply: Any) -> None:
+            both = texts[number % n]
+            both.append(reply if isinstance(reply, str) else None)
+            if both == [None, None]:
+                note(number % n, None)
+
+        def revert(raised: set[int]) -> None:
+            for slot, both in texts.items():
+                if slot in before and (slot in raised or (len(both) == 2 and any(both))):
+                    old, request = before[slot]
+                    spares.revert(slot, old._replace(prepared=None) if None in both else old, request)
+
+        try:
+            await self._backend.call_service(
+                list(parts),
+                "set_state",
+                "set_states",
+                lambda mine: ([parts[i % n][0][i // n] for i in mine],),
+                spares=True,
+                on_sent=restore,
+                on_result=on_result,
+            )
+        except SlotError as exc:
+            revert({slot for error in exc.errors if isinstance(error, EnvError) for slot in error.slots})
+            raise
+        revert(set())
+        return [next(filter(None, texts[slot]), None) for slot in sorted(parts)]
 
     # ------------------------------------------------------------ envs of several actors (see `aioenv.envs`)
 

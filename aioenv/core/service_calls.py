@@ -83,7 +83,7 @@ async def call_workers(
     except Exception as exc:
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
     asked = [
-        _ask(member, call, None if on_result is None else partial(_tell_results, member, mine, on_result))
+        _ask(member, call, None if on_result is None else partial(_tell_results, mine, on_result))
         for (member, mine), call in zip(shares, calls, strict=True)
     ]
     if on_sent is not None:
@@ -125,16 +125,15 @@ async def call_workers(
     return result
 
 
-def _tell_results(member: WorkerSlots, mine: list[int], on_result: Callable[[int, Any], None], frame: Frame) -> None:
-    """Call a function with each slot that a reply has a result of, and the result."""
+def _tell_results(mine: list[int], on_result: Callable[[int, Any], None], frame: Frame) -> None:
+    """Call a function with each number that a reply has a result of, and the result."""
     if frame.kind is Kind.FAILURE:
         return
-    values, failures = load(frame.payload)
-    failed = {slot for failure in failures for slot in member.worker.env_error(failure).slots}
-    for slot, data in zip(mine, values, strict=True):
-        if slot not in failed:
+    values, _ = load(frame.payload)
+    for number, data in zip(mine, values, strict=True):
+        if data:  # else its env has raised
             with suppress(WireError):  # the caller gets it as an error of the slot
-                on_result(slot, load(data) if data else None)
+                on_result(number, load(data))
 
 
 def _ask(member: WorkerSlots, call: bytes, on_success: Callable[[Frame], None] | None) -> asyncio.Future[Frame]:

@@ -262,6 +262,47 @@ async def test_a_slot_keeps_its_state_if_another_is_refused(mode: Any, plan: Any
             assert_equal_runs([await envs.step(actions(t))], [await undisturbed.step(actions(t))])
 
 
+class Refuses(Kept):
+    """Raises where it is told to, before it sets anything."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if state["mark"] in (8 + self.spare, 10):
+            raise RuntimeError("this state can't be set")
+        super().set_state(state)
+
+
+@modes
+@plans
+@pytest.mark.parametrize("mark", [8, 9, 10], ids=["first", "second", "both"])
+@pytest.mark.asyncio
+async def test_an_env_that_raises_in_set_state_leaves_the_other_slots_alone(mode: Any, plan: Any, mark: int) -> None:
+    """They have their states. The slot goes on as before if both of its envs raise."""
+    options = {"autoreset_mode": mode, "seed_plan": plan}
+    async with make(Refuses, **options) as envs, make(Refuses, **options) as old, make(Refuses, **options) as new:
+        for one, seed in ((envs, 3), (old, 3), (new, 8)):
+            await one.reset(seed=seed)
+        await steps(new, 0, 3)
+        for t in range(5):
+            start, states = await old.get_state(), await new.get_state()
+            await new.set_attr("mark", mark)
+            bad = await new.get_state([0])
+            await new.set_attr("mark", 0)
+            await envs.set_state(start)
+            with pytest.raises(aioenv.EnvError, match="this state can't be set") as raised:
+                await envs.set_state([*bad, *states[1:]])
+            assert raised.value.slots == (0,)
+            for i in range(10):
+                mine, kept, theirs = [await one.step(actions(i)) for one in (envs, old, new)]
+                for found, as_before, as_new in zip(mine[:4], kept[:4], theirs[:4], strict=True):
+                    np.testing.assert_array_equal(found[1:], as_new[1:])
+                    if mark == 10:
+                        np.testing.assert_array_equal(found[0], as_before[0])
+            await old.set_state(start)
+            await new.set_state(states)
+            await steps(old, t, t + 1)
+            await steps(new, t, t + 1)
+
+
 @modes
 @pytest.mark.asyncio
 async def test_a_next_episode_that_can_not_begin_has_no_state(mode: Any) -> None:
