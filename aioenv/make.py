@@ -158,7 +158,6 @@ def make_vec(
     choosing = backend == "auto"
     images = render is not None or pixels is not None
     if backend == "auto":
-        usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
         of_processes = (start, restart, log_prefix, worker_env, cpu_affinity, num_workers, cluster)
         needs_processes = (
             any(one is not None for one in of_processes)
