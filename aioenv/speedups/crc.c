@@ -27,17 +27,17 @@ static int add_with_zlib(const void *bytes, Py_ssize_t count, uint32_t *crc) {
 static const uint64_t FOLD_64[2] = {0x154442bd4, 0x1c6e41596}, FOLD_16[2] = {0x1751997d0, 0x0ccaa009e};
 static const uint64_t FOLD_4[2] = {0x163cd6124, 0}, BARRETT[2] = {0x1db710641, 0x1f7011641};
 
-/* Compilers that know the instructions which multiply four blocks at once. */
+/* Compilers that know the instructions which multiply two or four blocks at once. */
 #if defined(__clang__) ? __clang_major__ >= 8 : __GNUC__ >= 9
 #define CAN_BE_WIDE 1
-#define has_wide_clmul() (__builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f"))
+#define has_wide_clmul(vectors) (__builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports(vectors))
 #else
 #define CAN_BE_WIDE 0
-#define has_wide_clmul() 0
+#define has_wide_clmul(vectors) 0
 #endif
 
 static uint32_t byte_table[256];
-static int has_clmul, is_wide;
+static int has_clmul, blocks_at_once;
 
 int set_up_crc(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
@@ -47,7 +47,7 @@ int set_up_crc(void) {
         byte_table[byte] = crc;
     }
     has_clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-    is_wide = has_clmul && has_wide_clmul();
+    blocks_at_once = has_wide_clmul("avx512f") ? 4 : has_wide_clmul("avx2") ? 2 : 1;
     return has_clmul;
 }
 
@@ -64,23 +64,25 @@ WITH_CLMUL static __m128i fold(__m128i bytes, __m128i factor, __m128i addend) {
 
 /* From this size on, the wide instructions are faster. */
 #define WIDE_BYTES 512
-#define WITH_WIDE_CLMUL __attribute__((target("vpclmulqdq,avx512f")))
+#define WITH_FOUR __attribute__((target("vpclmulqdq,avx512f")))
+#define WITH_TWO __attribute__((target("vpclmulqdq,avx2")))
 
 static const uint64_t FOLD_256[2] = {0x11542778a, 0x1322d1430};
 
-WITH_WIDE_CLMUL static __m512i load_four(const uint8_t *from) { return _mm512_loadu_si512(from); }
+WITH_FOUR static __m512i load_four(const uint8_t *from) { return _mm512_loadu_si512(from); }
 
-WITH_WIDE_CLMUL static __m512i repeat_four(const uint64_t *from) {
+WITH_FOUR static __m512i repeat_four(const uint64_t *from) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)from));
 }
 
-WITH_WIDE_CLMUL static __m512i fold_four(__m512i bytes, __m512i factor, __m512i addend) {
+WITH_FOUR static __m512i fold_four(__m512i bytes, __m512i factor, __m512i addend) {
     __m512i low = _mm512_clmulepi64_epi128(bytes, factor, 0x00), high = _mm512_clmulepi64_epi128(bytes, factor, 0x11);
     return _mm512_ternarylogic_epi64(low, high, addend, 0x96); /* XOR of the three */
 }
 
-/* Fold 512 or more bytes to 64, to which bytes that follow can be added. Return how many were folded. */
-WITH_WIDE_CLMUL static Py_ssize_t fold_wide(const uint8_t *bytes, Py_ssize_t count, uint32_t crc, uint8_t *folded) {
+/* Fold 512 or more bytes to 64, to which bytes that follow can be added, four blocks at once. Return how many were
+ * folded. */
+WITH_FOUR static Py_ssize_t fold_by_four(const uint8_t *bytes, Py_ssize_t count, uint32_t crc, uint8_t *folded) {
     const uint8_t *from = bytes, *end = bytes + count;
     __m512i one = _mm512_xor_si512(load_four(from), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
     __m512i two = load_four(from + 64), three = load_four(from + 128), four = load_four(from + 192);
@@ -97,6 +99,35 @@ WITH_WIDE_CLMUL static Py_ssize_t fold_wide(const uint8_t *bytes, Py_ssize_t cou
     return from - bytes;
 }
 
+WITH_TWO static __m256i load_two(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
+
+WITH_TWO static __m256i repeat_two(const uint64_t *from) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)from));
+}
+
+WITH_TWO static __m256i fold_two(__m256i bytes, __m256i factor, __m256i addend) {
+    __m256i low = _mm256_clmulepi64_epi128(bytes, factor, 0x00), high = _mm256_clmulepi64_epi128(bytes, factor, 0x11);
+    return _mm256_xor_si256(_mm256_xor_si256(low, high), addend);
+}
+
+/* The same, two blocks at once. */
+WITH_TWO static Py_ssize_t fold_by_two(const uint8_t *bytes, Py_ssize_t count, uint32_t crc, uint8_t *folded) {
+    const uint8_t *from = bytes, *end = bytes + count;
+    __m256i lanes[8], factor = repeat_two(FOLD_256);
+    for (int i = 0; i < 8; i++)
+        lanes[i] = load_two(from + 32 * i);
+    lanes[0] = _mm256_xor_si256(lanes[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)crc)));
+    for (from += 256; end - from >= 256; from += 256)
+        for (int i = 0; i < 8; i++)
+            lanes[i] = fold_two(lanes[i], factor, load_two(from + 32 * i));
+    factor = repeat_two(FOLD_64);
+    for (int i = 0; i < 6; i++)
+        lanes[i + 2] = fold_two(lanes[i], factor, lanes[i + 2]);
+    _mm256_storeu_si256((__m256i *)folded, lanes[6]);
+    _mm256_storeu_si256((__m256i *)(folded + 32), lanes[7]);
+    return from - bytes;
+}
+
 #endif
 
 /* Return the CRC of one or more blocks of 16 bytes. */
@@ -104,8 +135,8 @@ WITH_CLMUL static uint32_t crc_of_blocks(const uint8_t *bytes, Py_ssize_t count,
     const uint8_t *end = bytes + count, *first = bytes;
 #if CAN_BE_WIDE
     uint8_t folded[64];
-    if (is_wide && count >= WIDE_BYTES) {
-        bytes += fold_wide(bytes, count, crc, folded) - 64;
+    if (blocks_at_once > 1 && count >= WIDE_BYTES) {
+        bytes += (blocks_at_once == 4 ? fold_by_four : fold_by_two)(bytes, count, crc, folded) - 64;
         first = folded;
         crc = 0;
     }
