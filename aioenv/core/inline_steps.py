@@ -65,12 +65,13 @@ class InlineSteps:
         channel = self._worker.thread_channel
         return channel is not None and channel.steps_inline
 
-    def step(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
+    def step(self, actions: Any, *, listed: bool = False, limit_s: float = 0.0) -> StepResult | BatchRequest | None:
         """Step all slots.
 
         Args:
             actions: a batch of actions.
             listed: whether `actions` is a list of one action a slot instead, which its env gets as it is.
+            limit_s: see `ThreadChannel.step`.
 
         Returns:
             The result. Or, after an error or the end of the worker, the request that it has become. Or None, if nothing
@@ -84,7 +85,7 @@ class InlineSteps:
             return None
         each = actions if listed else self._actions.take_apart(actions, self._num_envs)[0][0]
         table.check_send(_ALL, "step", reset=False)
-        payload = channel.step(0, self._num_envs, each, None)
+        payload = channel.step(0, self._num_envs, each, None, limit_s=limit_s)
         if payload is None:
             return None
         reader = self._reader

@@ -200,11 +200,13 @@ class RequestScheduler:
             request = self.submit_step(actions, listed=listed)
         return await self.outcome(request, self._step_result, timeout_s)
 
-    def step_inline(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
+    def step_inline(
+        self, actions: Any, *, listed: bool = False, limit_s: float = 0.0
+    ) -> StepResult | BatchRequest | None:
         """Step all slots on this thread, if that is possible at the moment (see `InlineSteps.step`)."""
         if self.inline is None or self._abandoned or self.closing or self.table.paused is not None:
             return None
-        return self.inline.step(actions, listed=listed)
+        return self.inline.step(actions, listed=listed, limit_s=limit_s)
 
     async def _yield_with_result(self, inline: InlineSteps, result: StepResult) -> None:
         """Let the loop run other tasks while a result is in hand; a cancellation leaves it to `recv`."""

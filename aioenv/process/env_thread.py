@@ -18,7 +18,7 @@ from typing import Any
 from aioenv.errors import ClosedError
 from aioenv.ipc.messages import reason_of
 
-__all__ = ["INLINE_LIMIT_S", "YIELD_AFTER_S", "EnvThread", "JobThread", "RunTimes", "yield_to_loop"]
+__all__ = ["BLOCKING_LIMIT_S", "INLINE_LIMIT_S", "YIELD_AFTER_S", "EnvThread", "JobThread", "RunTimes", "yield_to_loop"]
 
 # How long the thread may still run after its last job, in seconds.
 _JOIN_S = 1.0
@@ -33,6 +33,8 @@ if hasattr(os, "sched_setaffinity"):
 # millisecond for which anything may block the loop, and after which the loop runs its other tasks. In seconds.
 INLINE_LIMIT_S = 200e-6
 YIELD_AFTER_S = 500e-6
+# Work that blocking code waits for moves to its thread below this limit: no loop is blocked, but signals are held back.
+BLOCKING_LIMIT_S = 2e-3
 # One run of this length moves the work to the thread at once, in seconds.
 _LONG_S = 10e-3
 # The moving mean: the weight of the newest run, the most that it may count (in means), and the initial value (in
@@ -82,6 +84,10 @@ class RunTimes:
             self.mean_s = mean_s = max(seconds, _INITIAL * self.limit_s)
         if self._adaptive:
             self.inline = mean_s < (self._upper_s if self.inline else self.limit_s)
+
+    def inline_for(self, limit_s: float) -> bool:
+        """Return whether the work runs on the loop, or may run on the thread of a caller with this limit."""
+        return self.inline or (self._adaptive and self.mean_s < limit_s)
 
 
 @types.coroutine

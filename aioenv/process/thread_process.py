@@ -118,8 +118,11 @@ class ThreadChannel:
     @property
     def steps_inline(self) -> bool:
         """Whether the next step is going to run on the caller's thread."""
+        return self._steps_inline(0.0)
+
+    def _steps_inline(self, limit_s: float) -> bool:
         times = self._times.get(Kind.STEP)
-        return times is not None and times.inline and not self._thread.jobs and not self._ended.done()
+        return times is not None and times.inline_for(limit_s) and not self._thread.jobs and not self._ended.done()
 
     @property
     def results(self) -> ResultArrays:
@@ -128,7 +131,13 @@ class ThreadChannel:
         return self._fast_path.into[0]  # type: ignore[no-any-return]
 
     def step(
-        self, first: int, count: int, actions: npt.NDArray[Any] | list[Any], into: list[memoryview] | None
+        self,
+        first: int,
+        count: int,
+        actions: npt.NDArray[Any] | list[Any],
+        into: list[memoryview] | None,
+        *,
+        limit_s: float = 0.0,
     ) -> bytes | tuple[Any, ...] | None:
         """Step successive rows on the caller's thread, by C, if their steps are short.
 
@@ -136,12 +145,13 @@ class ThreadChannel:
             first, count: the rows.
             actions: one a row, in a list, or in an array that nothing else uses: envs may keep them.
             into: the buffers for the results; None: they stay in the worker's arrays (see `results`).
+            limit_s: steps are also short below this; for a caller who blocks no loop.
 
         Returns:
             The payload of the reply; the fields of a `PartialStep` that `finish_step` must finish (see
             `speedups.step_here`); or None if nothing was done.
         """
-        if speedups.step_here is None or not self.steps_inline:
+        if speedups.step_here is None or not self._steps_inline(limit_s):
             return None
         fast_path = self._fast_path
         if fast_path is None:

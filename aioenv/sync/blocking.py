@@ -28,6 +28,7 @@ from aioenv.core.wakeups import ReplyPoller
 from aioenv.errors import ClosedError, NoAsyncCallError
 from aioenv.platform import INTERRUPTING, HeldSignals
 from aioenv.process.async_resource import AsyncResource
+from aioenv.process.env_thread import BLOCKING_LIMIT_S
 from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.tracing.timeline import Trace, raise_or_log
 from aioenv.vector_env import AsyncVectorEnv
@@ -71,7 +72,7 @@ class BlockingStepper:
     def step(self, actions: Any, *, listed: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `listed`)."""
         if self.inline is not None and timeout_s is None:
-            done = self.step_inline(actions, listed=listed)
+            done = self.step_inline(actions, listed=listed, limit_s=BLOCKING_LIMIT_S)
             if isinstance(done, StepResult):
                 return done
             step = BlockingStep(self, listed, None, done)
@@ -100,7 +101,9 @@ class BlockingStepper:
             raise
         return step
 
-    def step_inline(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
+    def step_inline(
+        self, actions: Any, *, listed: bool = False, limit_s: float = 0.0
+    ) -> StepResult | BatchRequest | None:
         """Step on the caller's thread, if the envs live in this process and their steps are short.
 
         Ctrl-C and other signals are held back until the step is over. If a handler raises then, `recv` has the result.
@@ -108,15 +111,15 @@ class BlockingStepper:
         Returns:
             The result; or the request that it has become, which was left to `recv`; or None, if nothing was done.
         """
-        return self.portal.run_while_idle(self._step_inline, actions, listed)
+        return self.portal.run_while_idle(self._step_inline, actions, listed, limit_s)
 
-    def _step_inline(self, actions: Any, listed: bool) -> StepResult | BatchRequest | None:
+    def _step_inline(self, actions: Any, listed: bool, limit_s: float) -> StepResult | BatchRequest | None:
         scheduler, stepped = self.scheduler, None
         assert scheduler is not None
         wait = self.envs._clock.envs.begin()
         try:
             with HeldSignals(*INTERRUPTING, twice=False):
-                stepped = scheduler.step_inline(actions, listed=listed)
+                stepped = scheduler.step_inline(actions, listed=listed, limit_s=limit_s)
                 if isinstance(stepped, BatchRequest):
                     scheduler.leave(stepped)
         except BaseException:

@@ -19,8 +19,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
 import aioenv.sync
-from aioenv import speedups
+from aioenv import speedups, sync
 from aioenv.process import env_thread, thread_process
+from aioenv.sync import blocking
 from aioenv.testing import VectorEnvContract
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 from tests.kits.compare import assert_same
@@ -97,6 +98,24 @@ def test_short_steps_run_on_the_loop_and_calls_on_the_envs_own_thread(large):
             assert await envs.call("threads") == ((ENV_THREAD, ENV_THREAD),) * 2
 
     run_on("uvloop", main())
+
+
+@compiled
+def test_a_step_that_blocking_code_waits_for_may_take_longer_than_one_on_a_loop(monkeypatch):
+    """A step that was only sent lets the caller go on, so it runs on the thread."""
+    monkeypatch.setattr(thread_process, "_INLINE_LIMIT_S", 0.0)
+    actions = np.zeros(2, int)
+    with sync.VectorEnv([Where] * 2, num_workers=0) as envs:
+        envs.reset()
+        envs.step(actions)  # the first one makes arrays for the others
+        assert {envs.step(actions).info["thread"][0] for _ in range(20)} == {"MainThread"}
+        envs.send(actions)
+        assert envs.recv(2).info["thread"].tolist() == [ENV_THREAD] * 2
+        step = envs._begin_step(actions)  # as adapters do for `step_async`
+        step.wait()
+        assert step.result().info["thread"].tolist() == [ENV_THREAD] * 2
+        monkeypatch.setattr(blocking, "BLOCKING_LIMIT_S", 0.0)
+        assert {envs.step(actions).info["thread"][0] for _ in range(20)} == {ENV_THREAD}
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 60}, {"debug": True}])
