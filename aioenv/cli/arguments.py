@@ -37,6 +37,7 @@ __all__ = [
     "import_here",
     "json_file",
     "native_problem",
+    "not_registered",
     "out_file",
     "picture_file",
     "positive_float",
@@ -237,8 +238,14 @@ def env_problem(env: str) -> str | None:
         if env not in SYNTHETIC:
             registered(env)
     except (gymnasium.error.Error, ImportError) as exc:
-        return f"{env}: {exc}"
+        return not_registered(env, exc)
     return None
+
+
+def not_registered(env: str, error: Exception) -> str:
+    """Word the error of `registered`, and say how an env of one's own is named."""
+    own = "" if ":" in env else f" (my_module:{env}, if a module of yours registers it)"
+    return f"{env}: {str(error).removesuffix('.')}{own}"
 
 
 def native_problem(env: str) -> str | None:

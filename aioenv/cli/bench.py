@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import platform
 import statistics
@@ -15,6 +16,7 @@ import aioenv
 from aioenv.cli.arguments import SYNTHETIC, env_problem, json_file, picture_file, positive_float, positive_int
 from aioenv.cli.contenders import CONTENDERS, Contender, Outcome, Workload, play_rounds
 from aioenv.cli.doctor import installed
+from aioenv.cli.processes import EndedBySignal
 from aioenv.cli.terminal import STDOUT, closest, did_you_mean, progress, say, short_number, show_table, write_json
 from aioenv.platform import usable_cpus
 from aioenv.process.channel import CHANNELS
@@ -86,17 +88,27 @@ def run(args: argparse.Namespace) -> int:
     names = [name for name, one in CONTENDERS.items() if one.installed and (not args.only or name in args.only)]
     measured: list[dict[str, Any]] = []
     broken = False
-    for env in args.env:
-        workload = Workload(env, args.num_envs, args.seconds, start=args.start, channel=args.channel)
-        with progress(len(names) * args.rounds) as show:
-            outcomes = play_rounds({name: (name, workload) for name in names}, args.rounds, show)
-        measured += (new := summarize(env, outcomes))
-        print_table(env, new)
-        broken |= any(outcome.broken for name, outcome in outcomes.items() if name.startswith("aioenv"))
+    try:
+        for env in args.env:
+            workload = Workload(env, args.num_envs, args.seconds, start=args.start, channel=args.channel)
+            outcomes: dict[str, Outcome] = {}
+            try:
+                with progress(len(names) * args.rounds) as show:
+                    play_rounds({name: (name, workload) for name in names}, args.rounds, show, outcomes=outcomes)
+            except (KeyboardInterrupt, EndedBySignal):
+                begun = {name: outcome for name, outcome in outcomes.items() if outcome.rounds or outcome.problem}
+                measured += (new := summarize(env, begun))
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    print_table(env, new)
+                raise
+            measured += (new := summarize(env, outcomes))
+            print_table(env, new)
+            broken |= any(outcome.broken for name, outcome in outcomes.items() if name.startswith("aioenv"))
+    finally:  # write the measurements, however the comparison ends
+        if args.json is not None:
+            settings = {name: getattr(args, name) for name in ("num_envs", "rounds", "seconds", "start", "channel")}
+            write_json(args.json, {"machine": machine, "settings": settings, "results": measured})
     print_noise([result for row in measured for result in row["rounds"]])
-    if args.json is not None:
-        settings = {name: getattr(args, name) for name in ("num_envs", "rounds", "seconds", "start", "channel")}
-        write_json(args.json, {"machine": machine, "settings": settings, "results": measured})
     if args.plot is not None:
         _plot(args.plot, measured, title)
     return int(broken)

@@ -12,7 +12,16 @@ from typing import Any
 import gymnasium
 
 import aioenv
-from aioenv.cli.arguments import import_here, out_file, positive_float, positive_int, registered, seed, size
+from aioenv.cli.arguments import (
+    import_here,
+    not_registered,
+    out_file,
+    positive_float,
+    positive_int,
+    registered,
+    seed,
+    size,
+)
 from aioenv.cli.terminal import STDOUT, progress, say, write_json
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
@@ -105,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         registered(args.env)
     except (gymnasium.error.Error, ImportError) as exc:
-        print(f"aioenv record: {args.env}: {exc}", file=sys.stderr)
+        print(f"aioenv record: {not_registered(args.env, exc)}", file=sys.stderr)
         return 2
     if args.backend == "native":
         try:

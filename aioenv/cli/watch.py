@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 import aioenv
-from aioenv.cli.arguments import positive_int, registered, seed
+from aioenv.cli.arguments import not_registered, positive_int, registered, seed
 from aioenv.cli.record import policy
 from aioenv.cli.terminal import say
 from aioenv.loops.record import fps_of
@@ -63,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
     """Step and show envs; 0 after `--steps`."""
     try:
         registered(args.env)
+    except (gymnasium.error.Error, ImportError) as exc:
+        print(f"aioenv watch: {not_registered(args.env, exc)}", file=sys.stderr)
+        return 2
+    try:
         if args.backend == "native":
             vector_env_factory(args.env, {})
     except (gymnasium.error.Error, ImportError, ValueError) as exc:

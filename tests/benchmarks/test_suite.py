@@ -265,11 +265,16 @@ def test_contenders_with_a_policy_step_and_stand_in_a_table(monkeypatch):
 
 def test_bench_compares_no_contenders_that_do_more_than_others(monkeypatch, capfd):
     played = []
-    monkeypatch.setattr("aioenv.cli.bench.play_rounds", lambda entries, *rest: played.append(list(entries)) or {})
+
+    def play_rounds(entries, *_, **__):
+        played.append(list(entries))
+        return {}
+
+    monkeypatch.setattr("aioenv.cli.bench.play_rounds", play_rounds)
     assert aioenv_main(["bench"]) == 0 and aioenv_main(["bench", "--only", "aioenv-policy", "bare"]) == 2
     assert "bare" in played[0] and not any("policy" in name for name in played[0])
     monkeypatch.setattr(suite, "IDLE_CHECK_S", 0.01)
-    monkeypatch.setattr(suite, "play_rounds", lambda entries, *rest, **more: played.append(list(entries)) or {})
+    monkeypatch.setattr(suite, "play_rounds", play_rounds)
     assert main(["--rows", "ant-policy", "--only", "aioenv-policy"]) == 0
     assert played[1:] == [["aioenv-policy"]]
 

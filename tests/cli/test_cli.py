@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from aioenv.cli.bench import summarize
 from aioenv.cli.contenders import CONTENDERS, ContenderFailed, NotApplicable, Outcome, Workload, run_contender
 from aioenv.cli.doctor import judge_opengl
 from aioenv.cli.opengl import ProbeResult, probe_opengl
+from aioenv.cli.processes import EndedBySignal
 from aioenv.loops.record import TiledVideo
 from aioenv.process.launch import START_METHODS
 from aioenv.rendering import backends
@@ -238,7 +240,10 @@ def test_python_dash_m_and_wrong_arguments(capfd):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
         assert "usage: aioenv" in capfd.readouterr().err
-    assert main(["bench", "--env", "NoSuchEnv-v0"]) == 2 and "NoSuchEnv" in capfd.readouterr().err
+    for command in ("bench --env NoSuchEnv-v0", "tune NoSuchEnv-v0", "record NoSuchEnv-v0", "watch NoSuchEnv-v0"):
+        assert main(command.split()) == 2
+        told = capfd.readouterr().err
+        assert "doesn't exist" in told and ".;" not in told and "my_module:NoSuchEnv-v0" in told
 
 
 def test_bench_compares_in_turn_and_writes_json(tmp_path, capfd):
@@ -265,6 +270,25 @@ def test_bench_compares_in_turn_and_writes_json(tmp_path, capfd):
         for a, b in zip(rows["aioenv"]["rounds"], rows["gymnasium-async"]["rounds"], strict=True)
     ]
     assert rows["aioenv"]["ratios"]["gymnasium-async"] == pytest.approx(np.median(ratios))
+
+
+@pytest.mark.parametrize("ended, status", [(KeyboardInterrupt(), 130), (EndedBySignal(signal.SIGTERM), 143)])
+def test_what_bench_measured_before_it_was_ended_is_told_and_written(ended, status, tmp_path, monkeypatch, capfd):
+    measured = []
+
+    def one(name, workload, registry):
+        if len(measured) == 3:
+            raise ended
+        measured.append(name)
+        return {"env_steps": 100, "seconds": 1.0, "start_s": 0.1}
+
+    monkeypatch.setattr("aioenv.cli.contenders.run_contender", one)
+    file = tmp_path / "bench.json"
+    command = ["bench", "--rounds", "2", "--only", "gymnasium-async", "gymnasium-sync", "--json", str(file)]
+    assert main(command) == status
+    rows = {row["contender"]: row for row in json.loads(file.read_text())["results"]}
+    assert {name: len(row["rounds"]) for name, row in rows.items()} == {"gymnasium-async": 2, "gymnasium-sync": 1}
+    assert "gymnasium AsyncVectorEnv" in capfd.readouterr().out
 
 
 def test_bench_reports_what_fails_and_goes_on():

@@ -170,7 +170,7 @@ def mine(tmp_path, monkeypatch):
 def test_a_module_of_the_working_directory_is_found(mine, monkeypatch, capfd):
     assert main(["tune", mine, "--list"]) == 0
     assert "num_workers" in capfd.readouterr().out
-    monkeypatch.setattr("aioenv.cli.bench.play_rounds", lambda *args: {})
+    monkeypatch.setattr("aioenv.cli.bench.play_rounds", lambda *_, **__: {})
     assert main(["bench", "--env", mine]) == 0
 
 
