@@ -304,7 +304,8 @@ def _refuse_native(**given: bool) -> None:
     if wrong:
         raise ValueError(
             f'{", ".join(wrong)}: not with backend="native", whose env is one vector env with a mode and spaces of its '
-            "own. Pass a function that makes it as you want it, wrapped in gymnasium.wrappers.vector, say"
+            'own. backend="workers" takes them; or pass a function that makes the vector env as you want it, wrapped in '
+            "gymnasium.wrappers.vector, say"
         )
 
 

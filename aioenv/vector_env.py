@@ -188,7 +188,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
     Raises:
         ValueError: if `env_fns` is empty, or an argument is not one of its values.
-        TypeError: if an element of `env_fns` is not callable, or it or `autoreset_options` can't be pickled.
+        TypeError: if an element of `env_fns` is not callable, or it or `autoreset_options` can't be pickled; if
+            `spare_envs` is not a bool.
     """
 
     _noun = "vector env"
@@ -269,6 +270,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
             )
             transport = "frames"  # which no frame is made for
         in_thread = here or debug
+        if not isinstance(spare_envs, (bool, np.bool_)):
+            raise TypeError(f"spare_envs: expected True (one for each slot) or False, got {spare_envs!r}")
         if spare_envs:
             refuse_with_spares(
                 self.num_envs,

@@ -179,6 +179,12 @@ def test_the_drop_ins_have_gymnasiums_arguments_alone(cls: Any) -> None:
         cls([Told] * 2, spare_envs=True)
 
 
+@pytest.mark.parametrize("given", [2, 0, "yes", None])
+def test_slots_have_one_spare_env_or_none(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"spare_envs: expected True \(one for each slot\) or False, got "):
+        aioenv.make_vec(Told, N, spare_envs=given)
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
 async def test_smaller_numbers_of_workers_are_refused(num_workers: int) -> None:
