@@ -304,8 +304,8 @@ def _refuse_native(**given: bool) -> None:
     if wrong:
         raise ValueError(
             f'{", ".join(wrong)}: not with backend="native", whose env is one vector env with a mode and spaces of its '
-            'own. backend="workers" takes them; or pass a function that makes the vector env as you want it, wrapped in '
-            "gymnasium.wrappers.vector, say"
+            'own. backend="workers" takes that; or pass a function that makes the vector env as you want it, wrapped '
+            "in gymnasium.wrappers.vector, say"
         )
 
 

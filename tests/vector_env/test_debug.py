@@ -208,5 +208,5 @@ def test_the_blocking_twin_and_make_vec():
     with aioenv.sync.make_vec("CartPole-v1", 2) as envs:
         assert np.array_equal(first, envs.reset(seed=3)[0])
         assert envs.workers[0].pid != os.getpid()
-    with pytest.raises(ValueError, match='debug: not with backend="native".* backend="workers" takes'):
+    with pytest.raises(ValueError, match=r'debug: not with backend="native".* backend="workers" takes'):
         aioenv.make_vec("CartPole-v1", 2, backend="native", debug=True)
