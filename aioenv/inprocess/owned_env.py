@@ -121,7 +121,7 @@ class OwnedEnv:
                 text = traceback_of(exc)
                 message = f"the vector env could not be made: {reason_of(exc)}\n{text}"
                 raise self._start_error(WorkerStartError, message, text) from exc
-            if self.thread is not None:
+            if self.thread is not None and not isinstance(exc, asyncio.CancelledError):  # then `close` waits for it
                 self.thread.detach()
             raise
 

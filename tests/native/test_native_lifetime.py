@@ -351,6 +351,25 @@ async def test_one_that_takes_too_long_to_be_made():
     gate.opened.set()
 
 
+async def test_a_cancelled_start_waits_for_the_end_of_the_thread(caplog):
+    """A program that ends while its thread imports MuJoCo crashes."""
+    made = []
+
+    def make(num_envs):
+        time.sleep(0.3)
+        made.append(Batch(num_envs))
+        return made[0]
+
+    starting = asyncio.ensure_future(aioenv.NativeVectorEnv(make, 2)._ensure_started())
+    while "aioenv-env" not in {thread.name for thread in threading.enumerate()}:
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert made[0].closed_on is not None and not caplog.records
+    assert "aioenv-env" not in {thread.name for thread in threading.enumerate()}
+
+
 async def test_a_dead_worker_takes_its_share_alone():
     def make_killer(num_envs):
         return Batch(num_envs, misbehave=lambda: os.kill(os.getpid(), signal.SIGKILL))
