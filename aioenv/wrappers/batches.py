@@ -68,7 +68,9 @@ def take_rows(
     return obs, reward, terminated, truncated, _rows_of_info(result.info, slots, n)
 
 
-def _rows_of_info(info: dict[str, Any], slots: npt.NDArray[np.int64], n: int) -> dict[str, Any]:
+def _rows_of_info(info: Any, slots: npt.NDArray[np.int64], n: int) -> Any:
+    if isinstance(info, list):  # of DictInfoToList
+        return [info[slot] for slot in slots.tolist()]
     return {
         key: _rows_of_info(value, slots, n)
         if isinstance(value, dict)

@@ -7,10 +7,11 @@ import asyncio
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import DictInfoToList
 
 import aioenv
 from aioenv import wrappers
-from aioenv.wrappers import FrameStack, NormalizeObservation, NormalizeReward, RecordEpisodeStatistics
+from aioenv.wrappers import FrameStack, NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, VectorWrapper
 from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter, counters
 
@@ -184,6 +185,20 @@ async def test_paused_slots_and_a_cancelled_step(gate):
         ready = await envs.recv()
         assert ready.slots.tolist() == [0, 2] and ready.obs.shape == (2, 2) and ready.info["t"].tolist() == [1, 1]
         assert envs.obs_rms.count == count + 2
+
+
+@pytest.mark.asyncio
+async def test_infos_in_lists_of_some_slots(gate):
+    path, let_go = gate
+    made = aioenv.AsyncVectorEnv(counters(3, gate=path), num_workers=3)
+    async with VectorWrapper(made, DictInfoToList) as envs:
+        await envs.reset(seed=0)
+        envs.pause(1)
+        with pytest.raises(aioenv.StepTimeout):
+            await envs.step([OK, OK, WAIT], timeout_s=0.05)
+        let_go()
+        ready = await envs.recv()
+        assert ready.slots.tolist() == [0, 2] and [info["t"] for info in ready.info] == [1, 1]
 
 
 @pytest.mark.asyncio
