@@ -116,7 +116,16 @@ class FrameStackObservation(_Wrapper):
         return self._stacks(), reward, terminated, truncated, info
 
     def _real(self, info: dict[str, Any]) -> Bools:
-        """Return which slots have a new observation."""
+        """Return which slots have a new observation.
+
+        Raises:
+            TypeError: if the infos are no dict, which alone says that.
+        """
+        if not isinstance(info, dict):
+            raise TypeError(
+                f"FrameStackObservation: expected infos as a dict, got a {type(info).__name__}: put DictInfoToList "
+                "around it, not inside"
+            )
         real = np.ones(self.num_envs, np.bool_) if self.rows is None else self.rows.copy()
         if "_active" in info:  # not those of paused slots
             real &= info["_active"]

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
 
 import aioenv
 import aioenv.sync
-from aioenv.wrappers import FrameStack, FrameStackObservation
+from aioenv.wrappers import FrameStack, FrameStackObservation, VectorWrapper
 from tests.kits.compare import assert_same
 from tests.kits.version_kit import needs_mujoco_batch
 
@@ -240,3 +241,12 @@ def test_observations_that_are_no_arrays_are_refused():
     with pytest.raises(TypeError, match="expected an observation space of arrays"):
         FrameStackObservation(envs, 2)
     envs.close()
+
+
+@pytest.mark.asyncio
+async def test_infos_in_lists_are_refused():
+    """They would hide which slots have a last observation, and which are paused."""
+    made = aioenv.make_vec("CartPole-v1", 2, num_workers=0, autoreset_mode="SameStep")
+    async with FrameStack(VectorWrapper(made, DictInfoToList), 2) as envs:
+        with pytest.raises(TypeError, match="expected infos as a dict, got a list: put DictInfoToList around it"):
+            await envs.reset(seed=0)
