@@ -411,6 +411,8 @@ class VectorWrapper:
             rows: bool `(num_envs,)`: whether a slot has a result of the request; None: all slots have.
         """
         seen: StepResult | ResetResult
+        inner = self.env if isinstance(self.env, VectorWrapper) else None
+        info = result.info if inner is None else inner.last_info  # always a dict; DictInfoToList makes lists
         if request.is_reset:
             seen = self._see_reset(request, result, rows)
             mask = (request.options or {}).get("reset_mask")
@@ -420,12 +422,12 @@ class VectorWrapper:
             ended = seen.terminated | seen.truncated
             if rows is not None:
                 ended = np.where(rows, ended, self.pending_reset)
-            if "_active" in result.info:
-                ended = np.where(result.info["_active"], ended, self.pending_reset)
+            if "_active" in info:
+                ended = np.where(info["_active"], ended, self.pending_reset)
             self.pending_reset = ended
-        self.last_info = seen.info if isinstance(seen.info, dict) else result.info  # DictInfoToList makes lists
-        if seen.obs is result.obs and isinstance(self.env, VectorWrapper):
-            self.last_obs = self.env.last_obs
+        self.last_info = seen.info if isinstance(seen.info, dict) else info
+        if seen.obs is result.obs and inner is not None:
+            self.last_obs = inner.last_obs
         else:
             # the arrays are the caller's, who may write to them
             self.last_obs = self._memory = _copied(seen.obs, self._memory)

@@ -294,6 +294,13 @@ async def test_rollouts_with_infos_in_lists(mode):
         await envs.step(np.ones(2, np.int64))
         expected, rollout = await envs.rollout(policy, 7), await lists.rollout(policy, 7)
         assert_same(rollout.valid, expected.valid)
+    async with made() as envs, wrappers.ClipReward(VectorWrapper(made(), vector.DictInfoToList), -5.0) as around:
+        for made_one in (envs, around):
+            await made_one.reset(seed=0)
+            made_one.pause(0)
+        expected, rollout = await envs.rollout(policy, 7), await around.rollout(policy, 7)
+        assert_same(rollout.valid, expected.valid)
+        assert_same(rollout.next_obs[:, 1], expected.next_obs[:, 1])
 
 
 def test_what_is_no_asynchronous_vector_env_is_refused():
