@@ -11,8 +11,9 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
-from gymnasium.vector import AutoresetMode, VectorActionWrapper
+from gymnasium.vector import AutoresetMode, VectorActionWrapper, VectorRewardWrapper
 from gymnasium.wrappers.utils import RunningMeanStd
+from gymnasium.wrappers.vector import NormalizeReward, RecordEpisodeStatistics
 
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.session import CLOSE_GRACE_S
@@ -51,6 +52,13 @@ _DRAWING = tuple(
     for name in ("RecordVideo", "HumanRendering")
     if hasattr(gymnasium.wrappers.vector, name)
 )
+
+# Gymnasium's methods that return observations as they are: other wrappers may have written to the array.
+_KEEP_OBS = {
+    method
+    for kind in (gymnasium.vector.VectorWrapper, VectorActionWrapper, VectorRewardWrapper)
+    for method in (kind.reset, kind.step)
+} | {method for kind in (NormalizeReward, RecordEpisodeStatistics) for method in (kind.reset, kind.step)}
 
 
 class _Request(NamedTuple):
@@ -185,6 +193,7 @@ class VectorWrapper:
             )
         # Gymnasium then writes results into the array that it was given
         self._writes = bool(getattr(made, "same_out", False))
+        self._keeps_obs = {type(made).reset, type(made).step} <= _KEEP_OBS
         self._gymnasium = made
 
     @property
@@ -426,7 +435,7 @@ class VectorWrapper:
                 ended = np.where(info["_active"], ended, self.pending_reset)
             self.pending_reset = ended
         self.last_info = seen.info if isinstance(seen.info, dict) else info
-        if seen.obs is result.obs and inner is not None:
+        if self._keeps_obs and seen.obs is result.obs and inner is not None:
             self.last_obs = inner.last_obs
         else:
             # the arrays are the caller's, who may write to them

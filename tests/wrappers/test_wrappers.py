@@ -512,6 +512,15 @@ async def test_rollouts_are_wrapped(mode):
     assert_same(two.last_obs, obs)
 
 
+def in_place(envs):
+    return wrappers.TransformObservation(wrappers.ClipReward(envs, -1.0), tripled, single_observation_space=WIDE)
+
+
+def tripled(obs):
+    obs *= np.float32(3)
+    return obs
+
+
 def by_name(envs):
     single = gym.spaces.Dict({"all": WIDE, "pair": gym.spaces.Tuple([WIDE])})
     return wrappers.TransformObservation(envs, named, single_observation_space=single)
@@ -527,12 +536,20 @@ def overwrite(obs):
         part[...] = 777
 
 
+def take(obs, index):
+    """Return one step of a rollout's observations."""
+    if isinstance(obs, dict):
+        return {key: take(part, index) for key, part in obs.items()}
+    return tuple(take(part, index) for part in obs) if isinstance(obs, tuple) else obs[index]
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
         partial(wrappers.ClipReward, min_reward=-1.0),
         partial(wrappers.FrameStack, stack_size=2),
         by_name,
+        in_place,
         lambda envs: wrappers.ClipReward(NormalizeReward(by_name(envs)), -1.0),
     ],
 )
@@ -546,12 +563,15 @@ async def test_a_rollout_begins_with_what_was_returned_whatever_the_caller_did_w
                 overwrite(obs)
             for _ in range(2):
                 rollout = await envs.rollout(lambda obs: np.ones(SLOTS, np.int64), 3)
+                if not writes:
+                    assert_same(obs, take(rollout.obs, 0))
                 found.append(rollout.obs)
                 if writes:
                     overwrite(rollout.last_obs)
                 result = await envs.step(np.zeros(SLOTS, np.int64))
+                obs = result.obs
                 if writes:
-                    overwrite(result.obs)
+                    overwrite(obs)
         for got, expected in zip(found[2:], found[:2], strict=True):
             assert_same(got, expected)
 
