@@ -126,9 +126,10 @@ class VectorWrapper:
     refusals are those of the same wrapper around `aioenv.sync.make_vec`. Wrappers can be nested.
 
     `async with` or `await` start the vector env as well, if it is not running, and `close` closes it. Attributes that a
-    wrapper does not have are those of Gymnasium's wrapper, then those of the wrapped vector env: `render`, `call`,
-    `stats`, `pause` and so on. There is no `send`, `send_reset`, `ready`, `step_at`, `reset_at`, `episodes` and
-    `set_state`: their results are not whole batches, and the wrapper would miss them.
+    wrapper does not have are those of Gymnasium's wrapper, which can be set, too (`envs.obs_rms = statistics`), then
+    those of the wrapped vector env: `render`, `call`, `stats`, `pause` and so on. There is no `send`, `send_reset`,
+    `ready`, `step_at`, `reset_at`, `episodes` and `set_state`: their results are not whole batches, and the wrapper
+    would miss them.
 
     A slot that has failed is missing from the result, which is `error.partial` then: the wrapper sees reward 0, flags
     False, and zeros or an old observation in its row.
@@ -195,6 +196,9 @@ class VectorWrapper:
         self._writes = bool(getattr(made, "same_out", False))
         self._keeps_obs = {type(made).reset, type(made).step} <= _KEEP_OBS
         self._gymnasium = made
+        early = [name for name in vars(self) if name not in ("env", "num_envs") and self._is_gymnasiums(name)]
+        for name in early:  # attributes that were set before the start
+            setattr(made, name, self.__dict__.pop(name))
 
     @property
     def wrapper(self) -> Any:
@@ -273,12 +277,21 @@ class VectorWrapper:
             raise AttributeError(f"{type(self).__name__} has no {name}: {_REFUSED[name]}")
         if name.startswith("_") or "env" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._gymnasium if self._is_gymnasiums(name) else self.env, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__ and not hasattr(type(self), name) and self._is_gymnasiums(name):
+            setattr(self._gymnasium, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _is_gymnasiums(self, name: str) -> bool:
+        """Return whether a public attribute is that of Gymnasium's wrapper."""
         theirs = self._gymnasium
-        if theirs is not None and (
-            name in vars(theirs) or (hasattr(type(theirs), name) and not hasattr(gymnasium.vector.VectorWrapper, name))
-        ):
-            return getattr(theirs, name)
-        return getattr(self.env, name)
+        if theirs is None or name.startswith("_"):
+            return False
+        its_own = hasattr(type(theirs), name) and not hasattr(gymnasium.vector.VectorWrapper, name)
+        return name in vars(theirs) or its_own
 
     # ------------------------------------------------------------ steps
 

@@ -453,6 +453,27 @@ async def test_states_go_with_the_policy(tmp_path):
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("when", ["before the start", "after it"])
+async def test_attributes_are_set_in_gymnasiums_wrapper(when):
+    async with normalized() as envs:
+        await trained(envs)
+        statistics = envs.env.obs_rms
+    others = NormalizeObservation(aioenv.make_vec("Pendulum-v1", 2, num_workers=0))
+    clipped = VectorWrapper(aioenv.make_vec("Pendulum-v1", 2, num_workers=0), vector.NormalizeObservation)
+    if when == "after it":
+        await others
+        await clipped
+    others.obs_rms, others.mine, clipped.update_running_mean = statistics, "mine", False
+    async with others, clipped:
+        assert others.wrapper.obs_rms is others.obs_rms is statistics
+        assert_same(others.state_dict()["NormalizeObservation.obs_rms.mean"], statistics.mean)
+        assert others.mine == "mine" and not hasattr(others.wrapper, "mine")
+        count = clipped.obs_rms.count
+        await clipped.reset(seed=0)
+        assert clipped.obs_rms.count == count and clipped.wrapper.update_running_mean is False
+
+
+@pytest.mark.asyncio
 async def test_two_wrappers_of_a_kind_and_wrong_states():
     async with NormalizeReward(normalized()) as envs:
         state = envs.state_dict()
