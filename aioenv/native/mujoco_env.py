@@ -98,7 +98,6 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
     Attributes:
         model: the model of all slots.
         max_episode_steps: after so many an episode is truncated; None: never.
-        dt: seconds of simulated time per step.
         init_qpos, init_qvel: the initial state of the model.
         qpos, qvel: positions `(num_envs, nq)` and velocities `(num_envs, nv)`, float64, live.
         pool: the simulations.
@@ -149,7 +148,6 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         self.pool = SimPool(self.model, num_envs, num_threads=num_threads, post_constraint=self.post_constraint)
         self.num_envs = self.pool.num_sims
         self.frame_skip = int(frame_skip)
-        self.dt: float = self.model.opt.timestep * self.frame_skip
         self.render_mode = None
         self.width, self.height, self.max_geom = width, height, max_geom
         self.camera_id, self.camera_name = camera_id, camera_name
@@ -181,6 +179,11 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         self._final_states: tuple[Slots, Array] | None = None
         self._all_slots = np.arange(self.num_envs)
         self._is_user_task = not type(self).__module__.startswith("aioenv.native.")
+
+    @property
+    def dt(self) -> float:
+        """Seconds of simulated time per step, of the model that all slots share."""
+        return float(self.model.opt.timestep) * self.frame_skip
 
     # ------------------------------------------------------------ hooks that a task overrides
 

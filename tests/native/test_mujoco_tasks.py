@@ -111,6 +111,19 @@ def test_every_slot_has_a_model_of_its_own(name, field):
             assert_same(ours.step(actions), theirs.step(actions), f"step {step}")
 
 
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Ant-v5"])
+def test_the_number_of_frames_can_be_changed(name):
+    """Speeds in rewards and infos follow it."""
+    with both(name, 2, AutoresetMode.NEXT_STEP, {}) as (ours, theirs):
+        assert_same(ours.reset(seed=5), theirs.reset(seed=5))
+        ours.frame_skip = 2
+        for env in theirs.envs:
+            env.unwrapped.frame_skip = 2
+        actions = np.full(ours.action_space.shape, 0.4, np.float32)
+        assert_same(ours.step(actions), theirs.step(actions))
+        assert ours.dt == theirs.envs[0].unwrapped.dt
+
+
 @pytest.mark.parametrize("post_constraint", [False, True])
 def test_scalars_of_a_model_and_derived_constants(post_constraint):
     model = mujoco.MjModel.from_xml_string(XML)
