@@ -51,10 +51,11 @@ BACKENDS = ("workers", "native", "auto")
 
 # The number of slots from which on a native version is faster than single envs in this process, where it is not 1.
 _NATIVE_FROM = {"CartPole-v0": 2, "CartPole-v1": 2}
-# Our faster version of Gymnasium's vector env, and the arguments of the latter.
+# Arguments of native vector envs that single envs do not have, or that make images.
+_OF_NATIVE = {"num_envs", "model", "autoreset_mode", "num_threads", "render_mode"}
+# Our faster version of Gymnasium's vector env.
 _CARTPOLE = "aioenv.native.cartpole:CartPoleVectorEnv"
 _SINGLE_CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
-_CARTPOLE_ARGUMENTS = ("max_episode_steps", "sutton_barto_reward")
 _log = logging.getLogger("aioenv")
 
 _HINT = "; a list of functions goes to aioenv.AsyncVectorEnv"
@@ -289,13 +290,20 @@ def _native_arguments(env: Any, num_envs: int, env_kwargs: Mapping[str, Any], *,
     try:
         if not is_cartpole:
             require_batch()
-        known = inspect.signature(load_env_creator(maker)).parameters
+        known = _argument_names(load_env_creator(maker))
     except (VersionError, ImportError):
         return None
-    if any(name not in known and name not in _CARTPOLE_ARGUMENTS for name in {**spec.kwargs, **env_kwargs}):
+    if any(name not in known for name in {**spec.kwargs, **env_kwargs}):
         return None
     _log.info('backend="auto": %d x %s step natively, as one vector env with the same results', num_envs, spec.id)
     return {"one_generator": False, "max_episode_steps": limit} if is_cartpole else {}
+
+
+def _argument_names(kind: Any) -> set[str]:
+    """Return the arguments of a native vector env that single envs have, too, those of its base classes included."""
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    names = {name for each in constructors for name in inspect.signature(each).parameters}
+    return names - _OF_NATIVE
 
 
 def _refuse_native(**given: bool) -> None:

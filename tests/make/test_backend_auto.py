@@ -127,6 +127,26 @@ def own_ids():
         del gym.registry[env_id]
 
 
+@needs_mujoco_batch
+@pytest.mark.parametrize(
+    ("env_id", "kwargs"),
+    [
+        ("HalfCheetah-v5", {"ctrl_cost_weight": 0.5}),
+        ("Walker2d-v5", {"terminate_when_unhealthy": False, "width": 64}),
+        ("Humanoid-v5", {"exclude_current_positions_from_observation": False}),
+    ],
+)
+def test_arguments_of_base_classes_are_those_of_a_native_version_too(env_id, kwargs):
+    assert run_on("uvloop", started(env_id, 2, **kwargs)) == "native"
+
+
+@needs_mujoco_batch
+@pytest.mark.parametrize("kwargs", [{"num_threads": 1}, {"model": "ant.xml"}], ids=str)
+def test_arguments_that_single_envs_lack_are_refused_by_them(kwargs):
+    with pytest.raises(aioenv.WorkerStartError, match=f"unexpected keyword argument '{next(iter(kwargs))}'"):
+        run_on("uvloop", started("Ant-v5", 2, **kwargs))
+
+
 async def first_end(env, backend, **kwargs):
     """Balance two poles; return the step in which an episode ends (None: not in 510), and the last rewards."""
     async with aioenv.make_vec(env, 2, backend=backend, **kwargs) as envs:
