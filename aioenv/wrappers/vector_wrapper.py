@@ -336,6 +336,7 @@ class VectorWrapper:
             NoAsyncCallError: if there is none.
             EnvError, WorkerDied, StepTimeout: as for `AsyncVectorEnv.recv`.
         """
+        self.unwrapped._check_running()
         taken = await self._take()
         if taken is None:
             raise NoAsyncCallError("recv: no step or reset was cancelled or has timed out", "recv")

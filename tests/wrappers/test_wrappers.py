@@ -349,8 +349,9 @@ async def test_start_attributes_and_close():
     assert envs.num_envs == 2 and not envs.closed and envs.unwrapped is made
     with pytest.raises(RuntimeError, match="start it first"):
         _ = envs.observation_space
-    with pytest.raises(RuntimeError, match="start it first"):
-        await envs.step(np.zeros(2, np.int64))
+    for call in (lambda: envs.step(np.zeros(2, np.int64)), envs.recv):
+        with pytest.raises(RuntimeError, match="start it first"):
+            await call()
     assert (await envs) is envs
     assert (await envs) is envs
     assert envs.spec.id == "CartPole-v1" and envs.render_mode == "rgb_array" and len(envs.workers) == 1
@@ -371,10 +372,9 @@ async def test_start_attributes_and_close():
     await envs.close()
     await envs.close()
     assert made.closed and envs.closed
-    with pytest.raises(aioenv.ClosedError):
-        await envs.step(np.zeros(2, np.int64))
-    with pytest.raises(aioenv.ClosedError):
-        await envs
+    for call in (lambda: envs.step(np.zeros(2, np.int64)), envs.recv, lambda: envs):
+        with pytest.raises(aioenv.ClosedError):
+            await call()
 
 
 @pytest.mark.asyncio
