@@ -113,7 +113,8 @@ class NormalizeReward(_Normalizer):
 class RecordEpisodeStatistics(VectorWrapper):
     """Put returns, lengths and times of episodes into the infos of the steps that end them.
 
-    `episode_stats=True` of `make_vec` counts the same, also with `send` and over restarts; don't use both.
+    `episode_stats=True` of `make_vec` counts the same, also with `send` and over restarts; don't use both. Steps that a
+    paused slot leaves out are not counted.
 
     Args:
         envs: the vector env, or a wrapper of it.
@@ -127,6 +128,18 @@ class RecordEpisodeStatistics(VectorWrapper):
 
     def __init__(self, envs: Envs, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__(envs, vector.RecordEpisodeStatistics, buffer_length=buffer_length, stats_key=stats_key)
+
+    def _see_step(self, actions: Any, result: Any, rows: Bools | None) -> Any:
+        theirs = self.wrapper
+        idle = np.zeros(self.num_envs, np.bool_) if rows is None else ~rows
+        if isinstance(result.info, dict) and "_active" in result.info:
+            idle |= ~result.info["_active"]
+        lengths, ended = theirs.episode_lengths[idle], theirs.prev_dones
+        seen = super()._see_step(actions, result, rows)
+        theirs.episode_lengths[idle] = lengths
+        # in a new array: this one is in the infos, and Gymnasium's `reset` would write to it
+        theirs.prev_dones = np.where(idle, ended, theirs.prev_dones)
+        return seen
 
 
 class ClipReward(VectorWrapper):

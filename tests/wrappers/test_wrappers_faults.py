@@ -188,6 +188,31 @@ async def test_paused_slots_and_a_cancelled_step(gate):
 
 
 @pytest.mark.asyncio
+@MODES
+async def test_steps_that_paused_slots_leave_out_are_not_counted(mode):
+    """A slot is paused in the middle of an episode, and after its end. Episodes have 3 steps."""
+    lengths, masks = [], []
+    made = aioenv.AsyncVectorEnv(counters(2, length=3), num_workers=0, autoreset_mode=mode)
+    async with RecordEpisodeStatistics(made) as envs:
+        await envs.reset(seed=0)
+        for number in range(20):
+            if number in (2, 9):
+                envs.pause(0)
+            if number in (5, 12):
+                envs.resume(0)
+            result = await envs.step([OK, OK])
+            if "episode" in result.info:
+                lengths += result.info["episode"]["l"][result.info["_episode"]].tolist()
+                masks.append((result.info["_episode"], result.terminated | result.truncated))
+            ended = result.terminated | result.truncated
+            if mode is AutoresetMode.DISABLED and ended.any():
+                await envs.reset(options={"reset_mask": ended})
+        assert set(lengths) == {3} and list(envs.length_queue) == lengths
+    for told, ended in masks:
+        assert_same(told, ended, "a reset leaves the infos of the last step alone")
+
+
+@pytest.mark.asyncio
 async def test_infos_in_lists_of_some_slots(gate):
     path, let_go = gate
     made = aioenv.AsyncVectorEnv(counters(3, gate=path), num_workers=3)
