@@ -20,7 +20,9 @@ from aioenv.core.session import CLOSE_GRACE_S
 from aioenv.errors import NoAsyncCallError, SlotError, StepTimeout
 from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy
+from aioenv.spaces.layout import Layout
 from aioenv.vector_env import AsyncVectorEnv
+from aioenv.worker.vector_access import take_observations
 from aioenv.wrappers.batches import spread, take_rows
 from aioenv.wrappers.rollouts import WrapperRollouts
 
@@ -453,8 +455,25 @@ class VectorWrapper:
             self.last_obs = inner.last_obs
         else:
             # the arrays are the caller's, who may write to them
-            self.last_obs = self._memory = _copied(seen.obs, self._memory)
+            obs = seen.obs if rows is None or self.last_obs is None else self._with_last(seen.obs, rows)
+            self.last_obs = self._memory = _copied(obs, self._memory)
         return seen
+
+    def _with_last(self, obs: Any, rows: Bools) -> Any:
+        """Return observations in which the slots without a result have the ones that were returned last."""
+        layout = Layout(self.single_observation_space)
+        try:
+            arrays, columns = take_observations(layout, obs, self.num_envs)
+            last, last_columns = take_observations(layout, self.last_obs, self.num_envs)
+        except ValueError:  # they do not fit the space, as a rollout will say
+            return obs
+        for array, new in zip(last, arrays, strict=True):
+            array[rows] = new[rows]
+        objects = [
+            [new if has_one else old for new, old, has_one in zip(*pair, rows.tolist(), strict=True)]
+            for pair in zip(columns, last_columns, strict=True)
+        ]
+        return layout.assemble(last, objects)
 
     def _see_reset(self, request: _Request, result: ResetResult, rows: Bools | None) -> ResetResult:
         self._batch.result = self._own(result)

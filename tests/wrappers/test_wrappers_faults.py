@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers.vector import DictInfoToList
+from gymnasium.wrappers.vector import DictInfoToList, TransformObservation
 
 import aioenv
 from aioenv import wrappers
-from aioenv.wrappers import FrameStack, NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, VectorWrapper
+from aioenv.wrappers import (
+    ClipReward,
+    FrameStack,
+    NormalizeObservation,
+    NormalizeReward,
+    RecordEpisodeStatistics,
+    VectorWrapper,
+)
 from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter, counters
 
@@ -210,6 +218,33 @@ async def test_steps_that_paused_slots_leave_out_are_not_counted(mode):
         assert set(lengths) == {3} and list(envs.length_queue) == lengths
     for told, ended in masks:
         assert_same(told, ended, "a reset leaves the infos of the last step alone")
+
+
+def in_dict(envs):
+    single = gym.spaces.Dict({"all": envs.env.single_observation_space, "same": envs.env.single_observation_space})
+    return VectorWrapper(envs, TransformObservation, lambda obs: {"all": obs, "same": obs}, None, single)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("wrap", [lambda envs: NormalizeReward(ClipReward(envs, -1.0)), in_dict])
+async def test_a_rollout_begins_with_the_last_observation_of_a_slot_that_was_paused(wrap, taken, gate):
+    """The step before was cancelled, and has no row of that slot."""
+    path, let_go = gate
+    made = await aioenv.AsyncVectorEnv(counters(3, length=9, gate=path), num_workers=3)
+    async with wrap(ClipReward(made, -1.0)) as envs:
+        await envs.reset(seed=0)
+        await envs.step([OK, OK, OK])
+        envs.pause(1)
+        with pytest.raises(aioenv.StepTimeout):
+            await envs.step([OK, OK, WAIT], timeout_s=0.05)
+        let_go()
+        if taken:
+            assert (await envs.recv()).slots.tolist() == [0, 2]
+        envs.resume(1)
+        rollout = await envs.rollout(lambda obs: np.array([OK] * 3), 2)
+        obs = rollout.obs["same"] if isinstance(rollout.obs, dict) else rollout.obs
+        assert obs[:, :, 1].tolist() == [[2, 1, 2], [3, 2, 3]] and obs[0, 1].tolist() == [obs[1, 1, 0], 1]
 
 
 @pytest.mark.asyncio
