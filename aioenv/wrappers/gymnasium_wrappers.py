@@ -113,8 +113,8 @@ class NormalizeReward(_Normalizer):
 class RecordEpisodeStatistics(VectorWrapper):
     """Put returns, lengths and times of episodes into the infos of the steps that end them.
 
-    `episode_stats=True` of `make_vec` counts the same, also with `send` and over restarts; don't use both. Steps that a
-    paused slot leaves out are not counted.
+    `episode_stats=True` of `make_vec` counts the same, also with `send` and over restarts; don't use both. Steps
+    and resets that leave a paused slot out do not count there.
 
     Args:
         envs: the vector env, or a wrapper of it.
@@ -129,11 +129,17 @@ class RecordEpisodeStatistics(VectorWrapper):
     def __init__(self, envs: Envs, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__(envs, vector.RecordEpisodeStatistics, buffer_length=buffer_length, stats_key=stats_key)
 
+    def _see_reset(self, request: Any, result: Any, rows: Bools | None) -> Any:
+        theirs, idle = self.wrapper, self._idle_slots(result.info, rows)
+        names = ("episode_returns", "episode_lengths", "episode_start_times", "prev_dones")
+        kept = {name: getattr(theirs, name)[idle] for name in names}
+        seen = super()._see_reset(request, result, rows)
+        for name, values in kept.items():
+            getattr(theirs, name)[idle] = values
+        return seen
+
     def _see_step(self, actions: Any, result: Any, rows: Bools | None) -> Any:
-        theirs = self.wrapper
-        idle = np.zeros(self.num_envs, np.bool_) if rows is None else ~rows
-        if isinstance(result.info, dict) and "_active" in result.info:
-            idle |= ~result.info["_active"]
+        theirs, idle = self.wrapper, self._idle_slots(result.info, rows)
         lengths, ended = theirs.episode_lengths[idle], theirs.prev_dones
         seen = super()._see_step(actions, result, rows)
         theirs.episode_lengths[idle] = lengths

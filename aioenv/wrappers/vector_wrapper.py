@@ -438,18 +438,14 @@ class VectorWrapper:
         seen: StepResult | ResetResult
         inner = self.env if isinstance(self.env, VectorWrapper) else None
         info = result.info if inner is None else inner.last_info  # always a dict; DictInfoToList makes lists
+        idle = self._idle_slots(info, rows)
         if request.is_reset:
             seen = self._see_reset(request, result, rows)
             mask = (request.options or {}).get("reset_mask")
-            self.pending_reset = self.pending_reset & (False if mask is None else ~mask)
+            self.pending_reset = self.pending_reset & (idle if mask is None else idle | ~mask)
         else:
             seen = self._see_step(request.actions, result, rows)
-            ended = seen.terminated | seen.truncated
-            if rows is not None:
-                ended = np.where(rows, ended, self.pending_reset)
-            if "_active" in info:
-                ended = np.where(info["_active"], ended, self.pending_reset)
-            self.pending_reset = ended
+            self.pending_reset = np.where(idle, self.pending_reset, seen.terminated | seen.truncated)
         self.last_info = seen.info if isinstance(seen.info, dict) else info
         if self._keeps_obs and seen.obs is result.obs and inner is not None:
             self.last_obs = inner.last_obs
@@ -458,6 +454,11 @@ class VectorWrapper:
             obs = seen.obs if rows is None or self.last_obs is None else self._with_last(seen.obs, rows)
             self.last_obs = self._memory = _copied(obs, self._memory)
         return seen
+
+    def _idle_slots(self, info: Any, rows: Bools | None) -> Bools:
+        """Return the slots that a step or reset has left out: they are paused, have failed, or have no result."""
+        idle = np.zeros(self.num_envs, np.bool_) if rows is None else ~rows
+        return idle | ~info["_active"] if isinstance(info, dict) and "_active" in info else idle
 
     def _with_last(self, obs: Any, rows: Bools) -> Any:
         """Return observations in which the slots without a result have the ones that were returned last."""

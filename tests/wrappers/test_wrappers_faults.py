@@ -220,6 +220,27 @@ async def test_steps_that_paused_slots_leave_out_are_not_counted(mode):
         assert_same(told, ended, "a reset leaves the infos of the last step alone")
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("options", [None, {"reset_mask": np.array([True, True])}], ids=["all", "mask"])
+async def test_a_reset_that_leaves_a_paused_slot_out_does_not_begin_its_episode(options):
+    made = aioenv.AsyncVectorEnv(counters(2, length=3), num_workers=0)
+    async with RecordEpisodeStatistics(made) as envs:
+        for steps in (2, 3):
+            await envs.reset(seed=0)
+            for _ in range(steps):
+                await envs.step([OK, OK])
+            envs.pause(0)
+            await envs.reset(options=options)
+            envs.resume(0)
+            if steps == 2:
+                result = await envs.step([OK, OK])
+                assert result.info["_episode"].tolist() == [True, False]
+                assert result.info["episode"]["l"][0] == 3 and result.info["episode"]["r"][0] == 6
+            else:
+                rollout = await envs.rollout(lambda obs: np.array([OK, OK]), 3)
+                assert rollout.valid.T.tolist() == [[False, True, True], [True, True, True]]
+
+
 def in_dict(envs):
     single = gym.spaces.Dict({"all": envs.env.single_observation_space, "same": envs.env.single_observation_space})
     return VectorWrapper(envs, TransformObservation, lambda obs: {"all": obs, "same": obs}, None, single)
