@@ -113,18 +113,18 @@ WITH_TWO static __m256i fold_two(__m256i bytes, __m256i factor, __m256i addend) 
 /* The same, two blocks at once. */
 WITH_TWO static Py_ssize_t fold_by_two(const uint8_t *bytes, Py_ssize_t count, uint32_t crc, uint8_t *folded) {
     const uint8_t *from = bytes, *end = bytes + count;
-    __m256i lanes[8], factor = repeat_two(FOLD_256);
+    __m256i parts[8], factor = repeat_two(FOLD_256);
     for (int i = 0; i < 8; i++)
-        lanes[i] = load_two(from + 32 * i);
-    lanes[0] = _mm256_xor_si256(lanes[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)crc)));
+        parts[i] = load_two(from + 32 * i);
+    parts[0] = _mm256_xor_si256(parts[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)crc)));
     for (from += 256; end - from >= 256; from += 256)
         for (int i = 0; i < 8; i++)
-            lanes[i] = fold_two(lanes[i], factor, load_two(from + 32 * i));
+            parts[i] = fold_two(parts[i], factor, load_two(from + 32 * i));
     factor = repeat_two(FOLD_64);
     for (int i = 0; i < 6; i++)
-        lanes[i + 2] = fold_two(lanes[i], factor, lanes[i + 2]);
-    _mm256_storeu_si256((__m256i *)folded, lanes[6]);
-    _mm256_storeu_si256((__m256i *)(folded + 32), lanes[7]);
+        parts[i + 2] = fold_two(parts[i], factor, parts[i + 2]);
+    _mm256_storeu_si256((__m256i *)folded, parts[6]);
+    _mm256_storeu_si256((__m256i *)(folded + 32), parts[7]);
     return from - bytes;
 }
 
