@@ -24,6 +24,7 @@ from aioenv.core.arguments import (
     check_clusters,
     check_cpu_affinity,
     check_factories,
+    check_grace,
     check_num_workers,
     check_observation_mode,
     check_on_timeout,
@@ -422,9 +423,13 @@ class AsyncVectorEnv(Traced, AsyncResource):
         Args:
             grace_s: how long a worker may take to close its envs, in seconds, before it gets SIGTERM, and a second
                 later SIGKILL. Envs that write a video when they are closed may need more than the default.
+
+        Raises:
+            ValueError: if `grace_s` is no number. Nothing has been closed then.
         """
+        end = partial(self._close, check_grace("grace_s", grace_s))
         try:
-            await self._close_once(partial(self._close, grace_s))
+            await self._close_once(end)
         finally:
             if self.closed:
                 self._forget_code()

@@ -19,6 +19,7 @@ from aioenv.collector.collector_pool import Collector, CollectorPool
 from aioenv.collector.collector_service import CollectorService, CollectorSpaces, Recipe, make_share
 from aioenv.core.arguments import (
     check_clusters,
+    check_grace,
     check_num_envs,
     check_preload,
     check_seconds,
@@ -233,8 +234,11 @@ class RolloutCollector(AsyncResource):
 
         Args:
             grace_s: how long a collector that waits may take to close its envs, in seconds.
+
+        Raises:
+            ValueError: if `grace_s` is no number. Nothing has been closed then.
         """
-        await self._close_once(partial(self._pool.close, grace_s))
+        await self._close_once(partial(self._pool.close, check_grace("grace_s", grace_s)))
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""

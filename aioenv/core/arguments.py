@@ -29,6 +29,7 @@ __all__ = [
     "check_clusters",
     "check_cpu_affinity",
     "check_factories",
+    "check_grace",
     "check_num_envs",
     "check_num_workers",
     "check_observation_mode",
@@ -41,6 +42,7 @@ __all__ = [
     "check_timeout",
     "check_transport",
     "check_worker_env",
+    "is_seconds",
     "listed_factories",
     "refuse_misspelled",
     "refuse_on_cluster",
@@ -334,6 +336,22 @@ def check_autoreset_options(options: Any, restart: RestartPolicy | None) -> Any:
 def check_timeout(timeout_s: float | None) -> float | None:
     """Return a duration that may be None."""
     return None if timeout_s is None else check_seconds("timeout_s", timeout_s)
+
+
+def check_grace(name: str, value: float) -> float:
+    """Return how long envs may take to close, 0 or less for no time.
+
+    Raises:
+        ValueError: if it is no number. Nothing has been closed then.
+    """
+    if not is_seconds(value):
+        raise ValueError(f"{name}: expected a number of seconds, got {value!r}")
+    return value
+
+
+def is_seconds(value: Any) -> bool:
+    """Return whether a value is a number, and not NaN."""
+    return isinstance(value, Real) and value == value
 
 
 def check_recv(min_slots: int, max_slots: int | None, deadline_s: float | None) -> None:

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import create_shared_memory, iterate
 
 from aioenv import vector_env
 from aioenv.core import env_calls
-from aioenv.core.arguments import check_num_workers
+from aioenv.core.arguments import check_grace, check_num_workers
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import (
     ActionError,
@@ -369,8 +369,11 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             timeout: how long a call in flight, and then the envs' own `close`, may take, in seconds; None for a
                 minute. Workers that take longer get SIGTERM, a second later SIGKILL.
             terminate: don't wait: send SIGTERM at once.
+
+        Raises:
+            ValueError: if `timeout` is no number. Nothing has been closed then.
         """
-        timeout = 0.0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout
+        timeout = 0.0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else check_grace("timeout", timeout)
         if self._pending is not None:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
             if not self._pending.wait(timeout):

@@ -451,6 +451,15 @@ def test_close_ends_what_hangs(gate, arguments):
     assert envs.closed and [worker.state for worker in envs.workers] == ["closed"] * 2
 
 
+def test_close_with_a_time_that_is_none_closes_nothing():
+    with AsyncVectorEnv(counters(2)) as envs:
+        envs.reset(seed=0)
+        for timeout in ("1", float("nan")):
+            with pytest.raises(ValueError, match="timeout: expected a number of seconds, got"):
+                envs.close(timeout=timeout)
+        assert envs.step([0, 0])[0][:, 1].tolist() == [1, 1]
+
+
 def test_close_waits_while_envs_close(gate, tmp_path):
     """Envs that record videos write them then: Gymnasium waits for that as long as it takes."""
     path, open_gate = gate

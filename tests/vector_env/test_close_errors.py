@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 
@@ -174,3 +175,14 @@ async def test_a_pool_is_closed_although_a_part_of_it_fails(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         await pool.close()
     assert ended(pids)
+
+
+@pytest.mark.parametrize("grace_s", ["1", math.nan, None])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_grace_period_that_is_no_number_closes_nothing(way, grace_s):
+    async with aioenv.make_vec("CartPole-v1", 2, **WAYS[way]) as envs:
+        await envs.reset()
+        with pytest.raises(ValueError, match="grace_s: expected a number of seconds, got"):
+            await envs.close(grace_s=grace_s)
+        await envs.step([0, 0])
+    assert envs.closed
