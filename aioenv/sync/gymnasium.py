@@ -19,7 +19,7 @@ from gymnasium.vector.utils import create_shared_memory, iterate
 
 from aioenv import vector_env
 from aioenv.core import env_calls
-from aioenv.core.arguments import check_grace, check_num_workers
+from aioenv.core.arguments import check_grace, check_num_workers, is_seconds
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import (
     ActionError,
@@ -308,6 +308,7 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
 
         Raises:
             NoAsyncCallError: if there was no `step_async`.
+            ValueError: if `timeout` is no number. The step can still be waited for.
             StepTimeout: if `timeout` passed. The envs go on; the next call waits for them and drops their results
                 (with a log record, if an episode ended there). It is a `multiprocessing.TimeoutError`.
             Exception: as `step`.
@@ -403,6 +404,8 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         call, name = self._pending, state.value
         if call is None or self._state is not state:
             raise NoAsyncCallError(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
+        if timeout is not None and not is_seconds(timeout):  # checked first: the call can still be waited for
+            raise ValueError(f"{name}_wait: timeout: expected a number of seconds or None, got {timeout!r}")
         self._pending = None
         self._state = AsyncState.DEFAULT
         in_time = False

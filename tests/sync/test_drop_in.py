@@ -321,6 +321,17 @@ def test_the_step_after_a_timeout_gets_its_own_result(gate):
         assert np.array_equal(envs.reset_wait(timeout=60)[0], first)
 
 
+@pytest.mark.parametrize("timeout", ["1", float("nan")])
+def test_a_timeout_that_is_no_number_loses_nothing(timeout):
+    with AsyncVectorEnv(counters(2)) as envs:
+        for name, args in (("reset", ()), ("step", ([0, 0],)), ("call", ("t",))):
+            getattr(envs, f"{name}_async")(*args)
+            with pytest.raises(ValueError, match=f"{name}_wait: timeout: expected a number of seconds or None, got"):
+                getattr(envs, f"{name}_wait")(timeout=timeout)
+            getattr(envs, f"{name}_wait")(timeout=60)
+        assert envs.get_attr("t") == (1, 1)
+
+
 @pytest.mark.parametrize("inline", [True, False])
 def test_a_result_that_is_there_needs_no_time(inline):
     with AsyncVectorEnv(counters(2, length=99), num_workers=1) as envs:
