@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import inspect
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -404,6 +405,8 @@ class BlockingResource:
         if self.closed or self._inner._pid != os.getpid():  # a forked copy has no such thread
             return
         self.closed = True
+        if sys.is_finalizing():  # the loop's thread runs no more, and the workers end with this process
+            return
         if self._portal.is_own_thread:  # collected there, where waiting would be a deadlock
             self._inner.closed = True
             self._inner._abandon()

@@ -208,6 +208,30 @@ print(*[w.pid for w in envs.workers])
     assert not done.stderr and len(done.stdout.split()) == 2
 
 
+def test_forgotten_ones_do_not_keep_the_program_after_an_interrupt_at_its_end():
+    code = """
+import gc, os, signal, time
+import gymnasium
+from aioenv import sync
+
+PROGRAM = os.getpid()
+
+class Interrupts(gymnasium.Wrapper):
+    def close(self):
+        os.kill(PROGRAM, signal.SIGINT)
+        time.sleep(0.5)
+
+gc.disable()  # only the end of the program collects them
+for _ in range(2):
+    envs = sync.VectorEnv([lambda: Interrupts(gymnasium.make("CartPole-v1"))])
+    envs.itself = envs
+del envs
+print("end")
+"""
+    done = run_alone(code)
+    assert done.stdout == "end\n" and "KeyboardInterrupt" in done.stderr
+
+
 @pytest.mark.parametrize("way", ["blocking", "awaited"])
 def test_a_thread_that_outlives_the_main_one(way):
     code = """
