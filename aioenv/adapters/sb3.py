@@ -149,8 +149,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             PausedError: if slots are paused, or their envs have no further episode. Nothing was sent.
             ActionError, EnvError, WorkerDied: as `AsyncVectorEnv.step`, if nothing was sent.
         """
-        if self._pending is not None:
-            raise PendingCallError("step_async: a step is under way, call step_wait first", "step")
+        self._refuse_while_pending("step_async")
         check_none_paused(self._envs, "Stable-Baselines3")
         self._pending = self._envs._begin_step(self._batched(actions))
 
@@ -216,6 +215,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             return []
         try:
             return list(self._envs._portal.call(_query_envs, self._envs._envs, slots, what, query, args))
+        except PendingCallError:
+            self._refuse_while_pending(what)
+            raise
         except EnvError as error:
             causes = [one.__cause__ for one in error.errors]
             if all(isinstance(cause, AttributeMissing) for cause in causes):
@@ -223,6 +225,11 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             if all(isinstance(cause, QueryRefused) for cause in causes):
                 raise TypeError(f"{what}: {causes[0]}") from error
             raise
+
+    def _refuse_while_pending(self, what: str) -> None:
+        """Raise a PendingCallError if there was a `step_async`: aioenv's own names methods that this class lacks."""
+        if self._pending is not None:
+            raise PendingCallError(f"{what}: a step is under way, call step_wait first", "step") from None
 
     def _drop_pending(self) -> None:
         """Leave a step that was not waited for to `recv`."""
@@ -239,7 +246,11 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
 
     def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
         """Return an image a slot, if the render mode is "rgb_array" or there is a `render=`."""
-        images = self._envs.render()
+        try:
+            images = self._envs.render()
+        except PendingCallError:
+            self._refuse_while_pending("get_images")
+            raise
         return [None] * self.num_envs if images is None else list(images)
 
     def has_attr(self, attr_name: str) -> bool:

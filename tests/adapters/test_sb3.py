@@ -12,7 +12,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from aioenv import errors, sync
 from aioenv.testing import leak_check
-from tests.kits.counter_kit import finite
+from tests.kits.counter_kit import Counter, counters, finite
 
 INSTALLED = importlib.util.find_spec("stable_baselines3") is not None
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="Stable-Baselines3 is not installed")
@@ -181,6 +181,24 @@ def test_misuse_is_said():
         assert envs.reset().shape == (2, 4)
         with pytest.raises(errors.ActionError):
             envs.step(np.zeros(3, int))
+    finally:
+        envs.close()
+
+
+def test_what_comes_before_step_wait_is_told_to_call_it(gate):
+    from aioenv.adapters import sb3
+
+    path, open_gate = gate
+    envs = sb3.VecEnv(counters(2, gate=path), num_workers=2)
+    try:
+        envs.reset()
+        envs.step_async(np.array([Counter.OK, Counter.WAIT]))
+        for name, args in (("get_attr", ("t",)), ("env_method", ("double", 1)), ("get_images", ())):
+            with pytest.raises(errors.PendingCallError, match=f"{name}.*: a step is under way, call step_wait first"):
+                getattr(envs, name)(*args)
+        open_gate()
+        assert envs.step_wait()[1].tolist() == [1, 1]
+        assert envs.get_attr("t") == [1, 1]
     finally:
         envs.close()
 
