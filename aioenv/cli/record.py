@@ -22,6 +22,7 @@ from aioenv.cli.arguments import (
     seed,
     size,
 )
+from aioenv.cli.processes import EndedBySignal
 from aioenv.cli.terminal import STDOUT, progress, say, write_json
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
@@ -74,7 +75,7 @@ def policy(text: str) -> Callable[[Any], Any]:
     """Import the function that "module:function" names, from the current directory too.
 
     Raises:
-        argparse.ArgumentTypeError: if there is none.
+        argparse.ArgumentTypeError: if there is none, or the module ends the program when it is imported.
         RuntimeError: if the module raises when it is imported.
     """
     module, _, name = text.partition(":")
@@ -86,6 +87,10 @@ def policy(text: str) -> Callable[[Any], Any]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as exc:
         raise argparse.ArgumentTypeError(f"there is no {text!r}: {exc}") from None
+    except EndedBySignal:
+        raise
+    except SystemExit as exc:  # a script whose last line is sys.exit(main())
+        raise argparse.ArgumentTypeError(f"importing {module}: SystemExit: {exc}") from None
     except (TypeError, ValueError) as exc:  # argparse would hide the reason
         raise RuntimeError(f"--policy {text}: the module can't be imported") from exc
     if not callable(found):

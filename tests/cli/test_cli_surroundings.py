@@ -191,6 +191,15 @@ def test_a_policy_that_can_not_be_imported_says_why(what, tmp_path, monkeypatch)
     assert "no weights" in f"{caught.value} {caught.value.__cause__}"
 
 
+def test_a_policy_whose_module_ends_the_program_is_told(tmp_path, monkeypatch, capfd):
+    (tmp_path / "script_of_here.py").write_text("raise SystemExit(0)")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        main(["record", "CartPole-v1", "--policy", "script_of_here:act"])
+    assert exit_.value.code == 2 and "importing script_of_here: SystemExit: 0" in capfd.readouterr().err
+
+
 @needs_opengl
 def test_without_a_program_to_encode_the_demo_measures_and_record_says_so(tmp_path, monkeypatch, capfd):
     def none():
