@@ -163,12 +163,15 @@ def _assign_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, name: str, value: A
 
 
 def _is_wrapped(env: Env[Any, Any], module: str, name: str) -> bool:
-    """Return whether a wrapper is of a class, given by name, so that a worker need not import it (`Monitor`, torch)."""
-    layer: Any = env
-    while layer is not None:
+    """Return whether a wrapper is of a class, given by name, so that a worker need not import it (`Monitor`, torch).
+
+    The innermost env is no wrapper, even if it holds another env: what stands around that one is its own affair.
+    """
+    layer = env
+    while isinstance(layer, Wrapper):
         if any((kind.__module__, kind.__qualname__) == (module, name) for kind in type(layer).__mro__):
             return True
-        layer = getattr(layer, "env", None)
+        layer = layer.env
     return False
 
 

@@ -172,3 +172,33 @@ def test_an_attribute_is_set_in_both_envs_of_a_slot():
         assert envs.get_attr("calls") == [0, 7]
         envs.step(np.zeros(2, np.int64))
     envs.close()
+
+
+class Holds(gym.Env):
+    """Uses another env, and passes none of its infos on."""
+
+    def __init__(self):
+        from stable_baselines3.common.monitor import Monitor
+
+        self.env = Monitor(gym.make("CartPole-v1"))
+        self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
+
+    def reset(self, *, seed=None, options=None):
+        return self.env.reset(seed=seed)[0], {}
+
+    def step(self, action):
+        return *self.env.step(action)[:4], {}
+
+
+def test_an_env_that_holds_another_one_is_not_wrapped():
+    from stable_baselines3.common.env_util import is_wrapped
+    from stable_baselines3.common.monitor import Monitor
+
+    from aioenv.adapters import sb3
+
+    envs = sb3.VecEnv([lambda: gym.wrappers.TimeLimit(Holds(), 9)], num_workers=0)
+    try:
+        for kind in (Monitor, Holds, gym.wrappers.TimeLimit):
+            assert envs.env_is_wrapped(kind) == [is_wrapped(gym.wrappers.TimeLimit(Holds(), 9), kind)]
+    finally:
+        envs.close()
