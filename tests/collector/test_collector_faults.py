@@ -456,6 +456,15 @@ async def test_close_ends_an_iteration():
     await collector.close()
 
 
+@pytest.mark.asyncio
+async def test_a_grace_period_that_is_no_number_closes_nothing():
+    collector = await collector_of(num_collectors=1)
+    with pytest.raises(ValueError, match="grace_s: expected a number of seconds, got '1'"):
+        await collector.close(grace_s="1")
+    await anext(collector)
+    await collector.close()
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.asyncio
 async def test_close_does_not_wait_for_a_rollout(num_workers, caplog):
