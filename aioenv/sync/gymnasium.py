@@ -435,8 +435,8 @@ class SyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[O
     Objects in infos and observations that are no numbers or arrays are copies, by pickle; a slot whose objects don't
     pickle fails.
 
-    A slot whose env has raised works again after a `reset`, and the others have made their step. After Ctrl-C the next
-    result is that of the next call.
+    A slot whose env has raised works again after a `reset`, and the others have made their step. SystemExit of an
+    env is a `WorkerDied`, and errors of its `close` are logged. After Ctrl-C the next result is that of the next call.
 
     Args:
         env_fns: a factory for each slot.
