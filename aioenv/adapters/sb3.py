@@ -52,7 +52,7 @@ _SB3_ARGUMENTS = {
     "n_envs": "num_envs; a VecEnv has a slot for each of env_fns",
     "start_index": "seed=; slot i gets seed + i",
     "start_method": 'start="forkserver" or start="spawn"',
-    "vec_env_cls": "nothing",
+    "vec_env_cls": "always aioenv's, so leave it out",
     "vec_env_kwargs": "keywords of their own, num_workers= for instance",
     "wrapper_class": "wrappers=[Wrapper]",
     "wrapper_kwargs": "wrappers=[functools.partial(Wrapper, …)]",
@@ -101,10 +101,12 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         self._pending: BlockingStep | DeferredCall | None = None
         try:
             if envs.autoreset_mode.value != "SameStep":
+                hint = 'make it with "SameStep", or leave it out of the arguments here'
+                if envs.backend == "native":
+                    hint = 'if the vector env does not let you choose it, backend="workers" takes any'
                 raise ValueError(
                     "autoreset_mode: Stable-Baselines3 takes AutoresetMode.SAME_STEP, the vector env has "
-                    f"{envs.autoreset_mode}, which one that is written as one batch may not let you choose: "
-                    'backend="workers" takes any'
+                    f"{envs.autoreset_mode}: {hint}"
                 )
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             self.render_mode = envs.render_mode  # theirs is that of the envs, without `render=`

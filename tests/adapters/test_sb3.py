@@ -146,14 +146,14 @@ def test_vector_envs_of_other_peoples_keep_their_mode():
         assert dones.all() and all(info["terminal_observation"] == [1.0] for info in infos)
     finally:
         envs.close()
-    with pytest.raises(ValueError, match=r'takes .*SAME_STEP, .* has .*NEXT_STEP, .*backend="workers" takes any'):
+    with pytest.raises(ValueError, match=r'takes .*SAME_STEP, .* has .*NEXT_STEP: .*backend="workers" takes any'):
         sb3.make_vec(CartPoleVectorEnv, 2, backend="native")
 
 
 def test_misuse_is_said():
     from aioenv.adapters import sb3
 
-    with pytest.raises(ValueError, match=r"autoreset_mode: .*SAME_STEP"):
+    with pytest.raises(ValueError, match=r'autoreset_mode: .*SAME_STEP.*: make it with "SameStep"'):
         sb3.VecEnv([make], autoreset_mode="NextStep")
     with pytest.raises(TypeError, match="num_workers: for the vector env"):
         sb3.VecEnv(given := sync.make_vec("CartPole-v1", autoreset_mode="SameStep"), num_workers=1)
