@@ -154,6 +154,7 @@ class VectorWrapper:
 
     _gymnasium: GymnasiumWrapper | None = None  # made once the spaces are known
     _left: _Request | None = None  # was cancelled or timed out; its result was not taken yet
+    _settled: _Taken | None = None  # that result, until another request is sent
     # of the last results
     last_obs: Any = None  # a copy
     _memory: Any = None  # of that copy
@@ -316,8 +317,8 @@ class VectorWrapper:
         """Step every slot, and wrap the result.
 
         If this is cancelled, or times out, after the actions were sent, the envs are stepped all the same. `recv` takes
-        the wrapped result. A later `step`, `reset` or `rollout` first waits for it and drops it, with a warning if an
-        episode ended in it. In any case the wrapper sees it, once, before the next one.
+        the wrapped result. A later `step`, `reset` or `rollout` first waits for it, and drops it when it is sent, with a
+        warning if an episode ended in it. In any case the wrapper sees it, once, before the next one.
 
         Args, Raises: see `AsyncVectorEnv.step`; also what the wrapper raises.
         """
@@ -339,7 +340,7 @@ class VectorWrapper:
             EnvError, WorkerDied, StepTimeout: as for `AsyncVectorEnv.recv`.
         """
         self.unwrapped._check_running()
-        taken = await self._take()
+        taken, self._settled = await self._take() or self._settled, None
         if taken is None:
             raise NoAsyncCallError("recv: no step or reset was cancelled or has timed out", "recv")
         result, slots, error = taken
@@ -362,6 +363,7 @@ class VectorWrapper:
         Args, Returns, Raises: see `AsyncVectorEnv.rollout`.
         """
         await self._settle()
+        self._drop_settled()
         return await WrapperRollouts(self).run(policy, steps)
 
     async def _outcome(
@@ -372,13 +374,16 @@ class VectorWrapper:
             value = await result
         except SlotError as error:
             if error.partial is not None:
+                self._drop_settled()
                 _set_partial(error, self._see(request, error.partial, self._without(error.slots)))
             raise
         except BaseException as exc:
             sent = not isinstance(exc, Exception) or isinstance(exc, StepTimeout)
             if sent and self._is_left():
+                self._drop_settled()
                 self._left = request
             raise
+        self._drop_settled()
         return self._see(request, value, None)
 
     def _is_left(self) -> bool:
@@ -393,8 +398,15 @@ class VectorWrapper:
         return rows
 
     async def _settle(self) -> None:
-        """Drop the result of a cancelled request, if there is one, after the wrapper has seen it."""
-        taken = await self._take()
+        """Let the wrapper see the result of a cancelled request, if there is one, before the next request.
+
+        It is dropped when that was sent. Until then `recv` has it: the next request may be refused.
+        """
+        self._settled = await self._take() or self._settled
+
+    def _drop_settled(self) -> None:
+        """Drop the result of a cancelled request; the next one was sent."""
+        taken, self._settled = self._settled, None
         if taken is None or isinstance(taken.result, ResetResult):
             return
         ended = np.flatnonzero(taken.result.terminated | taken.result.truncated)

@@ -155,6 +155,33 @@ async def test_a_step_that_timed_out_is_counted_once(gate, then, caplog):
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("then", ["recv", "step"])
+async def test_a_refused_call_keeps_the_result_of_a_cancelled_step(gate, then, caplog):
+    """`recv` has it; a step that is sent drops it. The wrappers see it once."""
+    path, let_go = gate
+    made = aioenv.AsyncVectorEnv(counters(2, length=2, gate=path), num_workers=2)
+    async with RecordEpisodeStatistics(FrameStack(made, 3)) as envs:
+        await envs.reset(seed=0)
+        await envs.step([OK, OK])
+        with pytest.raises(aioenv.StepTimeout):
+            await envs.step([OK, WAIT], timeout_s=0.05)
+        let_go()
+        for refused in (lambda: envs.step([OK, 99]), lambda: envs.step([OK]), lambda: envs.reset(seed=[1, 2, 3])):
+            with pytest.raises((aioenv.ActionError, ValueError)):
+                await refused()
+            assert envs.episode_count == 2 and not caplog.records
+        if then == "recv":
+            ready = await envs.recv()
+            assert ready.obs[:, :, 1].tolist() == [[0, 1, 2]] * 2 and ready.info["episode"]["l"].tolist() == [2, 2]
+        else:
+            obs, *_ = await envs.step([OK, OK])
+            assert obs[:, :, 1].tolist() == [[0, 0, 0]] * 2, "the step that resets"
+            assert "ends of the episodes in slots [0, 1]" in caplog.text
+        with pytest.raises(aioenv.NoAsyncCallError):
+            await envs.recv()
+
+
+@pytest.mark.asyncio
 async def test_a_cancelled_step_in_which_an_env_raised(gate):
     """`recv` raises its error, with the others' wrapped results; a step that drops them finds the slot failed."""
     path, let_go = gate
