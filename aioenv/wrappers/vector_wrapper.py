@@ -317,8 +317,8 @@ class VectorWrapper:
         """Step every slot, and wrap the result.
 
         If this is cancelled, or times out, after the actions were sent, the envs are stepped all the same. `recv` takes
-        the wrapped result. A later `step`, `reset` or `rollout` first waits for it, and drops it when it is sent, with a
-        warning if an episode ended in it. In any case the wrapper sees it, once, before the next one.
+        the wrapped result. A later `step`, `reset` or `rollout` first waits for it, and drops it once it is sent,
+        with a warning if an episode ended. In any case the wrapper sees it, once, before the next one.
 
         Args, Raises: see `AsyncVectorEnv.step`; also what the wrapper raises.
         """
