@@ -73,7 +73,7 @@ class BlockingStepper:
     def step(self, actions: Any, *, listed: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `listed`)."""
         if self.inline is not None and timeout_s is None:
-            done = self.step_inline(actions, listed=listed, limit_s=BLOCKING_LIMIT_S)
+            done = self.step_inline(actions, listed=listed)
             if isinstance(done, StepResult):
                 return done
             step = BlockingStep(self, listed, None, done)
@@ -102,9 +102,7 @@ class BlockingStepper:
             raise
         return step
 
-    def step_inline(
-        self, actions: Any, *, listed: bool = False, limit_s: float = 0.0
-    ) -> StepResult | BatchRequest | None:
+    def step_inline(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
         """Step on the caller's thread, if the envs live in this process and their steps are short.
 
         Ctrl-C and other signals are held back until the step is over. If a handler raises then, `recv` has the result.
@@ -112,15 +110,15 @@ class BlockingStepper:
         Returns:
             The result; or the request that it has become, which was left to `recv`; or None, if nothing was done.
         """
-        return self.portal.run_while_idle(self._step_inline, actions, listed, limit_s)
+        return self.portal.run_while_idle(self._step_inline, actions, listed)
 
-    def _step_inline(self, actions: Any, listed: bool, limit_s: float) -> StepResult | BatchRequest | None:
+    def _step_inline(self, actions: Any, listed: bool) -> StepResult | BatchRequest | None:
         scheduler, stepped = self.scheduler, None
         assert scheduler is not None
         wait = self.envs._clock.envs.begin()
         try:
             with HeldSignals(*INTERRUPTING, twice=False):
-                stepped = scheduler.step_inline(actions, listed=listed, limit_s=limit_s)
+                stepped = scheduler.step_inline(actions, listed=listed, limit_s=BLOCKING_LIMIT_S)
                 if isinstance(stepped, BatchRequest):
                     scheduler.leave(stepped)
         except BaseException:
