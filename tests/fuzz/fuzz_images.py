@@ -152,8 +152,8 @@ class ImageOperations:
             for row, final in enumerate(info["final_obs"]):
                 if info["_final_obs"][row]:
                     await self.compare("final_obs", final["pixels"], final["state"])
-        if not len(slots) or (one is None and "_active" in info and not info["_active"].any()):
-            return  # nothing was ready, or all are paused: nothing has happened
+        if not len(slots):
+            return  # nothing was ready
         self.kept[self.results] = list(self.last)
         self.results += 1
 
