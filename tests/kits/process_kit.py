@@ -77,11 +77,15 @@ def has_ended(pid: int) -> bool:
 
 
 def sockets_on(ports: range) -> list[str]:
-    """The sockets of this machine that listen on one of these TCP ports, or are connected to or from it."""
+    """The sockets of this machine that listen on one of these TCP ports, or are connected to or from it.
+
+    Those that no process has any more, and that wait for a minute, are left out: TIME_WAIT, and FIN_WAIT2 (the other
+    end's reset was lost in a flood of packets). A process that still has the other end has it in CLOSE_WAIT.
+    """
     found = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        local, remote, state = line.split()[1:4]
-        time_wait = state == "06"
-        if not time_wait and any(int(address.partition(":")[2], 16) in ports for address in (local, remote)):
+        local, remote, state, *_, inode = line.split()[1:10]
+        waiting = state == "06" or (state == "05" and inode == "0")
+        if not waiting and any(int(address.partition(":")[2], 16) in ports for address in (local, remote)):
             found.append(f"socket from {local} to {remote} in state {state}")
     return found
