@@ -265,7 +265,7 @@ class Dispatcher:
         if payload is None:
             return False
         if isinstance(payload, tuple):
-            self.finish_step(request, payload)
+            self.finish_step(request, PartialStep.from_tuple(payload))
             return True
         if payload or (part.fast_reply is not None and part.fast_reply.fast_path.always):  # type: ignore[union-attr]
             self._process_reply(request, part, memoryview(payload))
@@ -317,11 +317,11 @@ class Dispatcher:
         for part, mine, payload in zip(parts[sent:], cuts[sent:], payloads[sent:], strict=True):
             self.submit(request, part, _step_of(part, views, mine, payload))
 
-    def finish_step(self, request: BatchRequest, started: tuple[Any, ...]) -> None:
+    def finish_step(self, request: BatchRequest, started: PartialStep) -> None:
         """Finish a step that C has started on the caller's thread (see `ThreadChannel.step`)."""
         part = request.parts[0]
         on_reply = part.on_reply or partial(self._on_reply, request, part)
-        part.member.worker.finish_step(PartialStep.from_tuple(started), part.into[0], on_reply)
+        part.member.worker.finish_step(started, part.into[0], on_reply)
 
     def submit(self, request: BatchRequest, part: WorkerRequest, sent: SentRequest) -> None:
         """Send one worker its part of a request. The reply, or an error in its place, is put into the request."""

@@ -41,6 +41,7 @@ from aioenv.spaces.seeding import is_seed_list
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.core.worker_pool import WorkerSlots
+    from aioenv.worker.service import PartialStep
 
 __all__ = ["ActiveSlots", "RememberedState", "SingleSlots", "WorkerGroup", "WorkerRolloutBackend"]
 
@@ -154,11 +155,11 @@ class WorkerGroup:
             request.clear()
         return request
 
-    def finish_step(self, started: tuple[Any, ...]) -> BatchRequest:
-        """Make a request of a step of all slots that C has started on this thread, and finish it.
+    def finish_step(self, started: PartialStep) -> BatchRequest:
+        """Make a request of a step of all slots that was started on this thread, and finish it.
 
         Args:
-            started: of `ThreadChannel.step`.
+            started: of `ThreadChannel.step`, or what `ThreadChannel.finish_in_place` has made of it.
         """
         scheduler, request = self._scheduler, (self._pool or self._make_pool()).acquire()
         try:

@@ -1,13 +1,15 @@
 """`InlineSteps`: a step of all slots on the caller's thread, where the only worker is a thread of this process.
 
 It takes the place of `WorkerGroup.step` and `RequestScheduler.outcome` for plain steps: there is nothing to wait for,
-so no request is made. Steps that C can't finish become requests, and take the usual path.
+so no request is made. Python finishes what C leaves to it. With errors, or with infos that must be pickled, that
+becomes a request, and takes the usual path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -15,18 +17,28 @@ from aioenv.core.results import StepResult
 from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
+from aioenv.platform import HeldSignals
+from aioenv.spaces.infos import Gatherer, SchemaTable, copy_values, merge_infos, merge_rows
 from aioenv.spaces.layout import COPIED
+from aioenv.worker.service import PartialStep
 
 if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.process.supervisor import Worker
+    from aioenv.process.thread_process import ThreadChannel
+    from aioenv.spaces.autoreset import Stepped
+    from aioenv.spaces.infos import Columns
+
+    Rows: TypeAlias = Sequence[tuple[int, dict[str, Any]]]  # info dicts, with their rows
 
 __all__ = ["InlineSteps"]
 
 _ALL = slice(None)
 # Results up to this size get new arrays each time. Larger ones are better put into memory that is used again.
 _MAX_BYTES = 1 << 16
+# Up to as many info dicts are merged one by one; more cost less in columns.
+_FEW = 8
 
 
 class InlineSteps:
@@ -52,6 +64,8 @@ class InlineSteps:
         self._episodes = scheduler.dispatcher.episodes
         self._everyone = scheduler.everyone
         self._scheduler = scheduler
+        self._rows: Rows = ()  # the infos of the last result, unless they are in columns
+        self._gatherer, self._schemas = Gatherer(), SchemaTable({})
 
     @staticmethod
     def suit(scheduler: RequestScheduler) -> bool:
@@ -88,25 +102,53 @@ class InlineSteps:
         payload = channel.step(0, self._num_envs, each, None, limit_s=limit_s)
         if payload is None:
             return None
-        reader = self._reader
-        part = reader.parts[0]
-        part.columns = part.errors = part.exhausted = ()
         if isinstance(payload, tuple):
-            request = self._everyone.finish_step(payload)
-            finished = request.parts[0]
-            if request.open or finished.errors:
-                return request
-            part.columns = finished.columns
-            return self._scheduler.step_result(request)
+            return self._finish(channel, PartialStep.from_tuple(payload))
+        return self._result(channel, payload)
+
+    def _finish(self, channel: ThreadChannel, started: PartialStep) -> StepResult | BatchRequest:
+        """Finish a step that C has started. If a signal handler raises then, `recv` has the result."""
+        done: StepResult | BatchRequest | None = None
+        if isinstance(started.outcome, BaseException):  # a signal handler may have raised it
+            done = self._everyone.finish_step(started)
+        else:
+            try:
+                with HeldSignals(twice=False):
+                    finished = channel.finish_in_place(started)
+                    rows = _rows_of(finished.stepped)
+                    done = self._everyone.finish_step(finished) if rows is None else self._result(channel, rows)
+            except BaseException:
+                if isinstance(done, StepResult):
+                    self.leave_to_recv(done)
+                elif done is not None:
+                    self._scheduler.roll_back(done)
+                raise
+        if isinstance(done, StepResult):
+            return done
+        part = done.parts[0]
+        if done.open or part.errors:
+            return done
+        self._reader.parts[0].columns, self._rows = part.columns, ()
+        return self._scheduler.step_result(done)
+
+    def _result(self, channel: ThreadChannel, infos: bytes | Rows) -> StepResult:
+        """Make the result of a step of the worker's arrays, and of infos: the payload of a reply, or dicts by row."""
+        table, reader = self._table, self._reader
+        part = reader.parts[0]
+        part.columns = part.errors = part.exhausted = self._rows = ()
         table.note_steps(_ALL, self._num_envs)
         tree, reward, terminated, truncated, _ = channel.results
         obs = tree.copy() if self._single else _copy(tree)
         info: dict[str, Any] = {}
-        if payload or self._episodes is not None:
+        if not isinstance(infos, bytes) and self._merges_rows and len(infos) <= _FEW:
+            info, self._rows = merge_rows(infos, self._num_envs), infos
+        elif infos or self._episodes is not None:
             batch = reader.batch
             batch.reward[:], batch.terminated[:], batch.truncated[:] = reward, terminated, truncated
-            if payload:
-                self._read_payload(reader, part, memoryview(payload))
+            if not isinstance(infos, bytes):
+                part.columns = self._columns_of(infos)
+            elif infos:
+                self._read_payload(reader, part, memoryview(infos))
             if self._episodes is not None:
                 self._episodes.note(reader, part)
             if part.columns:
@@ -117,6 +159,21 @@ class InlineSteps:
         if part.errors:
             raise SlotError.join(reader.errors(), result)
         return result
+
+    @property
+    def _merges_rows(self) -> bool:
+        """Whether infos that were not gathered into columns become those of the result."""
+        return self._episodes is None and self._scheduler.merge_infos is merge_infos
+
+    def _columns_of(self, rows: Rows) -> list[Columns]:
+        groups = self._gatherer.gather(rows, range(self._num_envs)) if rows else []
+        self._schemas.update(self._gatherer.take_new_schemas())
+        columns = []
+        for group in groups:
+            mine = group.rows
+            positions = slice(0, self._num_envs) if mine is None else np.array(mine)
+            columns.append(self._schemas.unpack(group, positions, self._num_envs if mine is None else len(mine)))
+        return columns
 
     def leave_to_recv(self, result: StepResult) -> None:
         """Let `recv` take a result that the caller of `step` did not get; no other step was made since."""
@@ -129,10 +186,18 @@ class InlineSteps:
         for mine, theirs in zip(batch.obs, arrays, strict=True):
             mine[:] = theirs
         batch.reward[:], batch.terminated[:], batch.truncated[:] = result[1:4]
-        part.columns, part.objects, part.arrived = self._reader.parts[0].columns, objects, True
+        columns = self._columns_of(self._rows) if self._rows else self._reader.parts[0].columns
+        part.columns, part.objects, part.arrived = columns, objects, True
         request.open = 0
         request.done.set_result(None)
         self._scheduler.leave(request)
+
+
+def _rows_of(out: Stepped | None) -> Rows | None:
+    """Return the infos of a step that Python has finished; None if a request must tell about it."""
+    if out is None or out.failures or out.exhausted or out.lost or out.ended:
+        return None
+    return copy_values(out.infos)
 
 
 def _copy(tree: Any) -> Any:

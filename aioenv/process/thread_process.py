@@ -75,6 +75,7 @@ class ThreadChannel:
         self._service: Service | None = None
         self._table: DefinitionTable | None = None  # of the worker: its classes keep their identity in replies
         self._fast_path: FastPath | None = None  # of the service, as long as C alone has stepped since
+        self._results: ResultArrays | None = None  # of the last fast path
         self._times: dict[Kind, RunTimes] = {}  # by kind of the requests that may run on the caller's thread
         self._inline = False  # whether a request runs on the caller's thread at the moment
 
@@ -126,9 +127,9 @@ class ThreadChannel:
 
     @property
     def results(self) -> ResultArrays:
-        """The results of the last `step` that C has finished, in arrays of the worker."""
-        assert self._fast_path is not None
-        return self._fast_path.into[0]  # type: ignore[no-any-return]
+        """The results of the last `step` that was finished without a request, in arrays of the worker."""
+        assert self._results is not None
+        return self._results
 
     def step(
         self,
@@ -148,8 +149,8 @@ class ThreadChannel:
             limit_s: steps are also short below this; for a caller who blocks no loop.
 
         Returns:
-            The payload of the reply; the fields of a `PartialStep` that `finish_step` must finish (see
-            `speedups.step_here`); or None if nothing was done.
+            The payload of the reply; the fields of a `PartialStep` that `finish_in_place` or `finish_step` must finish
+            (see `speedups.step_here`); or None if nothing was done.
         """
         if speedups.step_here is None or not self._steps_inline(limit_s):
             return None
@@ -158,10 +159,30 @@ class ThreadChannel:
             fast_path = self._fast_path = self._service.fast_path() if self._service is not None else None
             if fast_path is None:
                 return None
+            self._results = fast_path.into[0]
         start_s = perf_counter()
         result = speedups.step_here(fast_path, first, count, actions, into)
         self._times[Kind.STEP].record(perf_counter() - start_s)
         return result
+
+    def finish_in_place(self, started: PartialStep) -> PartialStep:
+        """Finish a step of all rows that C has started, on the caller's thread, but for its reply.
+
+        Call it with signals held back: a handler that raises would lose what it returns.
+
+        Returns:
+            What `finish_step` delivers. If it is `stepped`, the caller may take that and `results` instead.
+        """
+        fast_path, self._fast_path = self._fast_path, None
+        assert fast_path is not None
+        table = current_table()
+        set_current_table(self._table)
+        start_s = perf_counter()
+        try:
+            return fast_path.finish(started)
+        finally:
+            set_current_table(table)
+            self._times[Kind.STEP].record(perf_counter() - start_s)
 
     def finish_step(self, started: PartialStep) -> None:
         """Finish a step that C has started, on the caller's thread, and deliver the reply before this returns.

@@ -34,9 +34,11 @@ __all__ = [
     "Schema",
     "SchemaTable",
     "column_of_objects",
+    "copy_values",
     "has_buffer",
     "merge_infos",
     "merge_infos_or_rows",
+    "merge_rows",
 ]
 
 Path: TypeAlias = tuple[Any, ...]
@@ -407,6 +409,7 @@ def _pack(schema: Schema, rows: list[int], values: list[Any]) -> tuple[bytes, li
 _log = logging.getLogger("aioenv")
 
 _OBJECT = np.dtype(object)
+_IMMUTABLE = frozenset({*_SCALARS, np.bool_, str, bytes, type(None)})
 
 
 @read_by_c
@@ -662,8 +665,11 @@ def _by_row(parts: Sequence[Columns], size: int) -> list[tuple[int, dict[str, An
 
 
 def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+    return merge_rows(_by_row(parts, size), size)
+
+
+def merge_rows(rows: Sequence[tuple[int, dict[str, Any]]], size: int) -> dict[str, Any]:
     """Merge as Gymnasium does, one dict at a time in the order of rows: the first value of a key decides its dtype."""
-    rows = _by_row(parts, size)
     merger = _InfoMerger(size)
     infos: dict[str, Any] = {}
     try:
@@ -685,6 +691,37 @@ def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     if infos.pop(NO_RESULT_KEY, None) is not None:
         infos["_active"] = ~infos.pop(f"_{NO_RESULT_KEY}")
     return infos
+
+
+def copy_values(rows: Sequence[tuple[int, dict[Any, Any]]]) -> Sequence[tuple[int, dict[Any, Any]]] | None:
+    """Return infos for a merge in the process of their envs, of which the result is to share nothing with the envs.
+
+    A merge copies numbers and arrays, except those under "final_obs", which are copied here.
+
+    Returns:
+        The infos; or None if there are values that pickling alone can copy.
+    """
+    for index, (row, info) in enumerate(rows):
+        if not _has_values_only(info):
+            return None
+        if type(info.get("final_obs")) is np.ndarray:
+            rows = [*rows[:index], (row, {**info, "final_obs": info["final_obs"].copy()}), *rows[index + 1 :]]
+    return rows
+
+
+def _has_values_only(info: dict[Any, Any], nested: bool = False) -> bool:
+    """Return whether all values are numbers, text, or arrays of numbers, or dicts of these."""
+    for key, value in info.items():
+        kind = type(value)
+        if kind is dict:
+            if key == "final_obs" or not _has_values_only(value, nested=True):
+                return False
+        elif kind is np.ndarray:
+            if not value.shape or value.dtype.hasobject or (nested and key == "final_obs"):
+                return False
+        elif kind not in _IMMUTABLE and not issubclass(kind, np.number):
+            return False
+    return True
 
 
 def _info(part: Columns, index: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from aioenv.ipc.exceptions import dump_exception
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
 from aioenv.ipc.messages import Failure, message_of, reason_of, traceback_of, try_call
+from aioenv.spaces.autoreset import Stepped
 from aioenv.tracing.track import DRAW, REPLY, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_gl import note_missing_opengl
@@ -49,6 +50,7 @@ class FastPath(NamedTuple):
         fixed: the arrays that travel for all rows.
         write_extras: writes the states and checkpoints of successive rows, and returns False if Python must reply;
             None: there are none.
+        finish: does all of a step of all rows but its reply (see `EnvService._finish_in_place`); C does not use it.
     """
 
     views: Any
@@ -64,6 +66,7 @@ class FastPath(NamedTuple):
     schemas: list[Any]
     fixed: Any
     write_extras: Callable[[int, int], bool] | None
+    finish: Callable[[PartialStep], PartialStep]
 
 
 # An exception's message may hold a whole array. It is sent twice, as the traceback ends with it, and may be logged.
@@ -88,6 +91,7 @@ class PartialStep(NamedTuple):
         row: the first row that C has not stepped; -1 if the step can't go on because of something that the envs did.
         outcome: the result or exception of that row's `step` or `reset`; with row -1 the exception to raise.
         nonstandard: whether further steps will probably be nonstandard in the same way.
+        stepped: the results, which are stored, if Python has stepped the other rows, and the reply alone is left.
     """
 
     kind: Kind
@@ -100,6 +104,7 @@ class PartialStep(NamedTuple):
     row: int
     outcome: Any
     nonstandard: bool
+    stepped: Stepped | None = None
 
     @classmethod
     def from_tuple(cls, got: tuple[Any, ...]) -> PartialStep:

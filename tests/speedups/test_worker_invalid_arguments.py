@@ -274,7 +274,8 @@ def test_what_is_no_step_leaves_nothing_behind(way):
                 plan = (plan[0], (0,) * 4, *plan[2:])
             case "odd":
                 odd = memoryview(b"12345678")[::2]
-                plan = (*plan[:9], lambda *rows, old=plan[9]: [*old(*rows), odd], plan[10], [*plan[11], odd], plan[12])
+                with_odd = [*plan[11], odd]
+                plan = (*plan[:9], lambda *rows, old=plan[9]: [*old(*rows), odd], plan[10], with_odd, *plan[12:])
 
         def act() -> None:
             if way == "something else":

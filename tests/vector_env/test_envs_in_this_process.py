@@ -628,6 +628,109 @@ def test_what_ctrl_c_leaves_to_recv_has_the_infos_of_its_step(steps):
     assert_same(results(True), results(False))
 
 
+class Reuses(gym.Env):
+    """Its observations and infos are the same objects each time. Its first episode has `first` steps, others 5."""
+
+    observation_space = gym.spaces.Box(-1000, 1000, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, first, values, own_final=False):
+        self.left, self.obs, self.steps = first, np.zeros(2, np.float32), 0
+        self.info = {"array": np.zeros(2), "inner": {"array": np.zeros(1, np.int64)}}
+        if values == "objects":
+            self.info |= {"list": [0], "objects": np.array([None, 0])}
+        if own_final:
+            self.info["final_obs"] = np.zeros(1)
+
+    def _result(self):
+        self.steps += 1
+        self.obs[:] = self.info["array"][:] = self.info["inner"]["array"][:] = self.steps
+        self.info |= {"number": self.steps, "scalar": np.float32(self.steps), "text": f"step {self.steps}", "no": None}
+        for key in {"list", "objects", "final_obs"} & self.info.keys():
+            self.info[key][-1] = self.steps
+        return self.obs, self.info
+
+    def reset(self, *, seed=None, options=None):
+        return self._result()
+
+    def step(self, action):
+        self.left = (self.left or 5) - 1
+        obs, info = self._result()
+        return obs, 0.5, self.left == 0, False, info
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("own_final", [False, True])
+@pytest.mark.parametrize(("num_envs", "values"), [(3, "values"), (3, "objects"), (20, "values"), (20, "objects")])
+def test_results_share_nothing_with_the_envs(num_envs, values, own_final, mode):
+    """C, Python, or a request finish a step: each result stays as it was, and is that of worker processes."""
+
+    async def main():
+        make = [partial(Reuses, slot % 7 + 1, values, own_final) for slot in range(num_envs)]
+        got = {}
+        for num_workers in (0, 1):
+            async with aioenv.AsyncVectorEnv(make, num_workers=num_workers, autoreset_mode=mode) as envs:
+                results = got[num_workers] = [tuple(await envs.reset(seed=0))]
+                for _ in range(40):
+                    results.append(tuple(await envs.step(np.zeros(num_envs, int))))
+                    over = results[-1][2]
+                    if mode == "Disabled" and over.any():
+                        results.append(tuple(await envs.reset(options={"reset_mask": over})))
+        for here, there in zip(got[0], got[1], strict=True):
+            assert_same(here, there)
+
+    run_on("uvloop", main())
+
+
+class SignalsAtEnds(Told):
+    """Raises a signal in the reset after its 15th episode."""
+
+    number, begun = 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.begun += 1
+        if self.begun == 16 and self.number:
+            signal.raise_signal(self.number)
+        return super().reset(seed=seed)
+
+
+@compiled
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_while_python_finishes_a_step_leaves_it_to_recv(fails, handler_raises):
+    """A handler that raises is held back meanwhile, so the env does not fail; here another env may."""
+
+    class Fails(Told):
+        def step(self, action):
+            if fails and self.broken(action):
+                raise ValueError("broken")
+            return super().step(action)
+
+        def broken(self, action):
+            self.count = getattr(self, "count", 0) + 1
+            return self.count == 7 * 15
+
+    async def results(number):
+        class Rings(SignalsAtEnds):
+            pass
+
+        Rings.number = number
+        envs = await aioenv.AsyncVectorEnv([Rings, Fails], num_workers=0, autoreset_mode="SameStep")
+        await envs.reset(seed=0)
+        for _ in range(7 * 15 - 1):
+            await envs.step(np.zeros(2, int))
+        how = pytest.raises(Rung) if number else contextlib.nullcontext()
+        try:
+            with how:
+                return tuple(await envs.step(np.zeros(2, int)))
+            return tuple(await envs.recv(2))[1:6]
+        except aioenv.EnvError as error:
+            return str(error)
+        finally:
+            await envs.close()
+
+    assert_same(run_on("uvloop", results(signal.SIGUSR1)), run_on("uvloop", results(0)))
+
+
 @compiled
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_episodes_are_counted_on_the_callers_thread(mode):
