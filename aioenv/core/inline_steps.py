@@ -18,7 +18,7 @@ from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
 from aioenv.platform import HeldSignals
-from aioenv.spaces.infos import Gatherer, SchemaTable, copy_values, merge_infos, merge_rows
+from aioenv.spaces.infos import Gatherer, SchemaTable, merge_infos, merge_rows, shares_nothing
 from aioenv.spaces.layout import COPIED
 from aioenv.worker.service import PartialStep
 
@@ -197,7 +197,7 @@ def _rows_of(out: Stepped | None) -> Rows | None:
     """Return the infos of a step that Python has finished; None if a request must tell about it."""
     if out is None or out.failures or out.exhausted or out.lost or out.ended:
         return None
-    return copy_values(out.infos)
+    return out.infos if all(shares_nothing(info) for _, info in out.infos) else None
 
 
 def _copy(tree: Any) -> Any:

@@ -34,11 +34,11 @@ __all__ = [
     "Schema",
     "SchemaTable",
     "column_of_objects",
-    "copy_values",
     "has_buffer",
     "merge_infos",
     "merge_infos_or_rows",
     "merge_rows",
+    "shares_nothing",
 ]
 
 Path: TypeAlias = tuple[Any, ...]
@@ -693,35 +693,16 @@ def merge_rows(rows: Sequence[tuple[int, dict[str, Any]]], size: int) -> dict[st
     return infos
 
 
-def copy_values(rows: Sequence[tuple[int, dict[Any, Any]]]) -> Sequence[tuple[int, dict[Any, Any]]] | None:
-    """Return infos for a merge in the process of their envs, of which the result is to share nothing with the envs.
-
-    A merge copies numbers and arrays, except those under "final_obs", which are copied here.
-
-    Returns:
-        The infos; or None if there are values that pickling alone can copy.
-    """
-    for index, (row, info) in enumerate(rows):
-        if not _has_values_only(info):
-            return None
-        if type(info.get("final_obs")) is np.ndarray:
-            rows = [*rows[:index], (row, {**info, "final_obs": info["final_obs"].copy()}), *rows[index + 1 :]]
-    return rows
-
-
-def _has_values_only(info: dict[Any, Any], nested: bool = False) -> bool:
-    """Return whether all values are numbers, text, or arrays of numbers, or dicts of these."""
-    for key, value in info.items():
-        kind = type(value)
-        if kind is dict:
-            if key == "final_obs" or not _has_values_only(value, nested=True):
-                return False
-        elif kind is np.ndarray:
-            if not value.shape or value.dtype.hasobject or (nested and key == "final_obs"):
-                return False
-        elif kind not in _IMMUTABLE and not issubclass(kind, np.number):
-            return False
-    return True
+def shares_nothing(value: Any) -> bool:
+    """Return whether an info whose containers were copied (`copy_containers`) has no object that its env may change."""
+    kind = type(value)
+    if kind is dict:
+        return all(map(shares_nothing, value.values()))
+    if kind is list or kind is tuple:
+        return all(map(shares_nothing, value))
+    if kind is np.ndarray:
+        return not value.dtype.hasobject
+    return kind in _IMMUTABLE or issubclass(kind, np.number)
 
 
 def _info(part: Columns, index: int) -> dict[str, Any]:
