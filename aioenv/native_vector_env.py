@@ -147,7 +147,8 @@ class NativeVectorEnv(AsyncVectorEnv):
             raise ValueError(f"run_in: expected one of {', '.join(map(repr, RUN_IN))}, got {run_in!r}")
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
-        split = not (isinstance(num_workers, (int, np.integer)) and num_workers == 0)  # False equals 0
+        is_int = isinstance(num_workers, (int, np.integer)) and not isinstance(num_workers, bool)
+        split = not (is_int and num_workers == 0)
         if split and run_in != "auto":
             raise ValueError(f"run_in={run_in!r}: with num_workers={num_workers} it runs in the workers")
         if not split and on_timeout != "raise":

@@ -36,6 +36,7 @@ from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.subset import check_none_paused, row_infos
 from aioenv.spaces.infos import merge_infos_or_rows
+from aioenv.spaces.seeding import normalize_slot_seed
 from aioenv.sync.blocking import BlockingStep
 from aioenv.sync.portal import DeferredCall
 from aioenv.vector_env import AsyncVectorEnv
@@ -357,6 +358,7 @@ def make_vec(
     _refuse_sb3_arguments(kwargs)
     if env is None:
         raise TypeError("env: expected an id, an EnvSpec or a function that makes an env; there is none")
+    seed = normalize_slot_seed(seed)
     native = kwargs.get("backend") == "native"
     # a vector env of the user's may have a mode of its own, which `VecEnv` checks
     if not native or is_native_task(env) or takes_mode(env):

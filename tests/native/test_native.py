@@ -332,6 +332,7 @@ async def test_arguments_that_make_no_sense():
         {"on_timeout": "kill"},
         {"backend": "threads"},
         {"num_workers": -1},
+        {"num_workers": False},
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             make(**wrong)
