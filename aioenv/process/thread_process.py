@@ -160,6 +160,7 @@ class ThreadChannel:
             if fast_path is None:
                 return None
             self._results = fast_path.into[0]
+        self._requests.allocate_id()  # a rollout must know that there was a step
         start_s = perf_counter()
         result = speedups.step_here(fast_path, first, count, actions, into)
         self._times[Kind.STEP].record(perf_counter() - start_s)

@@ -628,6 +628,41 @@ def test_what_ctrl_c_leaves_to_recv_has_the_infos_of_its_step(steps):
     assert_same(results(True), results(False))
 
 
+@pytest.mark.parametrize("how", ["step", "recv", "blocking step"])
+def test_a_rollout_begins_where_steps_on_the_callers_thread_ended(how):
+    actions = np.zeros(2, int)
+    envs = (sync.VectorEnv if how == "blocking step" else aioenv.AsyncVectorEnv)([Told, Told], num_workers=0)
+
+    def policy(obs):
+        return np.zeros(len(obs), int)
+
+    async def main():
+        async def do(name, *args):
+            result = getattr(envs, name)(*args)
+            return await result if asyncio.iscoroutine(result) else result
+
+        if how != "blocking step":
+            await envs
+        await do("reset")
+        for _ in range(100):
+            await do("step", actions)
+        await do("rollout", policy, 3)
+        for _ in range(20):
+            if how == "recv":
+                await do("send", actions)
+                last = (await do("recv", 2)).obs
+            else:
+                last = (await do("step", actions)).obs
+            np.testing.assert_array_equal((await do("rollout", policy, 3)).obs[0], last)
+        await do("close")
+
+    if how == "blocking step":
+        with pytest.raises(StopIteration):
+            main().send(None)
+    else:
+        run_on("uvloop", main())
+
+
 class Reuses(gym.Env):
     """Its observations and infos are the same objects each time. Its first episode has `first` steps, others 5."""
 
