@@ -26,7 +26,7 @@ from aioenv.collector.collector_service import CollectorSpaces
 from aioenv.collector.weights import DumpedWeights, dump_weights, shared_spans
 from aioenv.core.recovery import derive_seed
 from aioenv.core.worker_pool import all_of
-from aioenv.definitions.table import DefinitionTable
+from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import AioenvError, PolicyError, SlotError, SpaceMismatchError, WireError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.memory import MemoryBlocks, SharedMemory
@@ -53,7 +53,7 @@ class CollectorPool:
 
     Args:
         collectors: the collectors.
-        definitions: the definitions that they have.
+        program: what they are started from; large arrays in it exist as long as it does.
         placements: where they are.
         sync: whether all wait for an update after each rollout.
         max_weight_lag, prefetch, timeout_s, restart: see `RolloutCollector`.
@@ -68,7 +68,7 @@ class CollectorPool:
     def __init__(
         self,
         collectors: Sequence[Collector],
-        definitions: DefinitionTable,
+        program: CodeSnapshot,
         placements: Placements,
         *,
         sync: bool,
@@ -80,7 +80,8 @@ class CollectorPool:
         self.version = 0
         self._collectors = collectors
         self._by_worker = {collector.worker: collector for collector in collectors}
-        self._definitions = definitions
+        self._program: CodeSnapshot | None = program  # None: no collector is started from it any more
+        self._definitions = program.table
         self._placements = placements
         self._sync = sync
         self._max_weight_lag = max_weight_lag
@@ -196,6 +197,7 @@ class CollectorPool:
     def _release(self) -> None:
         """Release rollouts, timers, and the snapshot of the code, since no collector is started from it any more."""
         self._ready.clear()
+        self._program = None
         if self._closing:
             self._weights = self._round_weights = None
         for collector in self._collectors:

@@ -211,7 +211,7 @@ class RolloutCollector(AsyncResource):
         ]
         self._pool = CollectorPool(
             collectors,
-            code.program.table,
+            code.program,
             placements,
             sync=mode == "sync",
             max_weight_lag=None if max_weight_lag is None else _at_least("max_weight_lag", max_weight_lag, 0),

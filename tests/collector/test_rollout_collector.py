@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -411,6 +412,24 @@ def flat(obs):
 
 
 # ------------------------------------------------------------ arguments
+
+
+def last_of(table):
+    return lambda obs: np.full(len(obs), table[-1])
+
+
+@pytest.mark.asyncio
+async def test_large_arrays_of_factories_are_there_whenever_a_collector_starts():
+    table = np.ones(1 << 20, np.int64)
+    async with aioenv.RolloutCollector(
+        "CartPole-v1", 2, policy=partial(last_of, table), steps=4, num_collectors=1
+    ) as collector:
+        assert (await anext(collector)).actions.all()
+        os.kill(collector.pids[0], signal.SIGKILL)
+        rollout = await anext(collector)
+        while not rollout.restarted:
+            rollout = await anext(collector)
+        assert rollout.actions.all()
 
 
 @pytest.mark.parametrize(
