@@ -5,6 +5,8 @@ The class documents and checks; `CollectorPool` does the work.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Integral
@@ -22,6 +24,7 @@ from aioenv.core.arguments import (
     check_grace,
     check_num_envs,
     check_preload,
+    check_restart,
     check_seconds,
     check_seed_plan,
     check_timeout,
@@ -38,6 +41,7 @@ from aioenv.process.launch import check_start
 from aioenv.process.remote import Cluster, Placements
 from aioenv.process.restart_policy import RestartPolicy
 from aioenv.process.supervisor import Worker
+from aioenv.rollout.rollout import is_torch_module
 from aioenv.spaces.seeding import normalize_seed
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.sharing import record_pickled
@@ -114,7 +118,7 @@ class RolloutCollector(AsyncResource):
 
     Raises:
         ValueError: if an argument is not one of its values.
-        TypeError: if `env` or `policy` has a wrong type, or can't be sent.
+        TypeError: if `env`, `policy` or `restart` has a wrong type, or the first two can't be sent.
     """
 
     _noun = "collector"
@@ -150,8 +154,7 @@ class RolloutCollector(AsyncResource):
         cpus = usable_cpus()
         wanted, clusters = check_clusters(cluster, num_collectors, self.num_envs, "num_collectors")
         self.num_collectors = min(cpus if wanted is None else _at_least("num_collectors", wanted, 1), self.num_envs)
-        if not callable(policy):
-            raise TypeError(f"policy: expected a function that makes a policy, got {policy!r}")
+        _check_factory(policy)
         if mode not in _MODES:
             raise ValueError(f"mode: expected one of {', '.join(map(repr, _MODES))}, got {mode!r}")
         if mode == "sync" and (prefetch or max_weight_lag is not None):
@@ -160,6 +163,7 @@ class RolloutCollector(AsyncResource):
         self.mode = mode
         spans = spread(self.num_envs, self.num_collectors)
         seeds = normalize_seed(seed, self.num_envs, self.num_envs)
+        check_restart(restart)
         check_seed_plan(seed_plan, self.num_envs, restart)
         settings = _checked_settings(settings, num_workers, seed_plan, restart, log_prefix)
         workers = settings.get("num_workers")
@@ -336,6 +340,23 @@ class RolloutCollector(AsyncResource):
         self._check_loop()
 
 
+def _check_factory(policy: Any) -> None:
+    """Raise a TypeError unless this can be called without arguments; a policy itself, or its class, is a usual slip."""
+    if not callable(policy):
+        raise TypeError(f"policy: expected a function that makes a policy, got {policy!r}")
+    made = is_torch_module(policy)  # its signature takes anything
+    with contextlib.suppress(ValueError):  # a function of C without a signature
+        try:
+            inspect.signature(policy, follow_wrapped=False).bind()
+        except TypeError:
+            made = True
+    if made:
+        raise TypeError(
+            f"policy: expected a function without arguments that makes a policy, got {policy!r}; for a policy that "
+            "exists already, lambda: policy"
+        )
+
+
 def _checked_settings(
     settings: dict[str, Any], num_workers: int | None, seed_plan: Any, restart: RestartPolicy | None, prefix: str | None
 ) -> dict[str, Any]:
@@ -368,7 +389,13 @@ def _checked_settings(
 
 
 def _entropy(seeds: int | list[int | None] | None) -> int:
-    """Return the source of the generators of policies."""
+    """Return the source of the generators of policies.
+
+    Raises:
+        ValueError: if a seed is negative.
+    """
+    if any(seed is not None and seed < 0 for seed in (seeds if isinstance(seeds, list) else [seeds])):
+        raise ValueError(f"seed: expected ints from 0, got {seeds!r}")
     if isinstance(seeds, list):
         given = [seed for seed in seeds if seed is not None]
         seeds = int(np.random.SeedSequence(given).generate_state(1, np.uint64)[0]) if given else None

@@ -37,6 +37,7 @@ __all__ = [
     "check_preload",
     "check_recv",
     "check_render",
+    "check_restart",
     "check_seconds",
     "check_seed_plan",
     "check_timeout",
@@ -263,14 +264,19 @@ def check_observation_mode(mode: Any) -> None:
         )
 
 
+def check_restart(restart: Any) -> None:
+    """Raise a TypeError unless `restart` is a policy or None."""
+    if restart is not None and not isinstance(restart, RestartPolicy):
+        raise TypeError(f"restart: expected an aioenv.RestartPolicy or None, got {restart!r}")
+
+
 def check_on_timeout(on_timeout: str, restart: RestartPolicy | None) -> str:
     """Return what to do when replies take too long; raise a ValueError if it is unknown, or not possible.
 
     Raises:
         TypeError: if `restart` is no policy.
     """
-    if restart is not None and not isinstance(restart, RestartPolicy):
-        raise TypeError(f"restart: expected an aioenv.RestartPolicy or None, got {restart!r}")
+    check_restart(restart)
     if on_timeout not in ON_TIMEOUT:
         known = ", ".join(map(repr, ON_TIMEOUT))
         raise ValueError(f"on_timeout: expected one of {known}, got {on_timeout!r}")
