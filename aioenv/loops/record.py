@@ -24,6 +24,7 @@ from aioenv.make import make_vec
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.images import side_by_side, tile
 from aioenv.rollout.rollout import Policy, is_pair_space, split_answer, takes_slots
+from aioenv.spaces.seeding import normalize_slot_seed
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.wrappers.vector_wrapper import VectorWrapper
 
@@ -267,12 +268,12 @@ async def record(
         **kwargs: more arguments of `make_vec`.
 
     Raises:
-        ValueError: if a number is not positive, or the suffix of `out` is that of another format.
+        ValueError: if a number is not positive, `seed` is negative, or the suffix of `out` is that of another format.
         ImportError: if imageio-ffmpeg is missing.
         RenderError: if images can't be drawn.
         OSError: if the video can't be written, or there is no ffmpeg.
         TypeError: if `env` is a vector env and there are arguments of `make_vec`, or it is not of the async API; if
-            `policy` is no function.
+            `policy` is no function, `seed` no int, or `progress` a coroutine function.
         SlotError: if an env failed, or its worker; the video ends there.
     """
     if grid is not None and not (isinstance(grid, (tuple, list)) and len(grid) == 2):
@@ -284,6 +285,12 @@ async def record(
         raise ValueError(f"record: fps: expected a positive number, {LEAST_FPS:g} to {MOST_FPS:g}, got {fps!r}")
     if policy is not None and not callable(policy):
         raise TypeError(f"record: policy: expected a function of observations or None, got {policy!r}")
+    if inspect.iscoroutinefunction(progress):
+        raise TypeError(
+            f"record: progress: expected a bool or a plain function, got {progress!r}, which is never awaited"
+        )
+    if (seed := normalize_slot_seed(seed)) is not None and seed < 0:
+        raise ValueError(f"record: seed: expected an int from 0, or None, got {seed}")
     video = TiledVideo(Path(out), grid)
     if isinstance(env, (AsyncVectorEnv, VectorWrapper)):
         if strange := [*["render"][: render is not None], *kwargs]:

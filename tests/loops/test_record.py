@@ -156,6 +156,14 @@ async def test_numbers_are_checked(tmp_path):
         await aioenv.record("CartPole-v1", tmp_path / "x.gif", steps=1)
     with pytest.raises(TypeError, match="policy: expected a function"):
         await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1, policy=3)
+    with pytest.raises(ValueError, match="seed: expected an int from 0"):
+        await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1, seed=-1)
+    with pytest.raises(TypeError, match="seed: expected an int or None"):
+        await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1, seed=[1, 2])
+    with pytest.raises(TypeError, match="progress: expected a bool or a plain function"):
+        await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1, progress=asyncio.sleep)
+    done = await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1, num_envs=1, seed=np.int64(3))
+    assert done.pictures == 2
 
 
 @pytest.mark.asyncio
