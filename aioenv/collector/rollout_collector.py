@@ -320,7 +320,7 @@ class RolloutCollector(AsyncResource):
 
         Raises:
             EnvError: if an env raised; its slots are reset before the next rollout, if the iteration goes on.
-            PolicyError: if a policy raised.
+            PolicyError: if a policy raised. Its slots go on where they are; the steps of this rollout are lost.
             WorkerDied: if a collector died, and is not restarted any more.
         """
         rollout = await self._next_rollout()
