@@ -32,6 +32,7 @@ class FrameStackObservation(_Wrapper):
     Observations have shape `(num_envs, stack_size, *shape)`, the newest last; in Dict and Tuple spaces each array has.
     A slot's stack starts again with each of its episodes, in every autoreset mode, and by a reset with a mask. Under
     SAME_STEP an element of `info["final_obs"]` is the stack of the episode that ended. Paused slots keep their stacks.
+    A state that is set has no stack: in a new wrapper the first observation after it begins one.
 
     Args:
         env: the vector env. Its observations are arrays, in dicts and tuples.
@@ -73,6 +74,7 @@ class FrameStackObservation(_Wrapper):
         self._frames = [np.zeros((n, self.stack_size, *leaf.shape), leaf.dtype) for leaf in self._layout.leaves]
         self._newest = np.zeros(n, np.int64)
         self._ended = np.zeros(n, np.bool_)  # whether the next step of a slot resets it
+        self._blank = np.ones(n, np.bool_)  # whether a slot's stack has no observation, as where only a state was set
         self.rows: Bools | None = None  # the slots of which the next result is; None: all
 
     def _split(self, obs: Any, n: int) -> Arrays:
@@ -104,7 +106,7 @@ class FrameStackObservation(_Wrapper):
                 info = {**info, "final_obs": self._final_stacks(info)}
         else:
             begun = self._ended & real if self._mode is AutoresetMode.NEXT_STEP else np.zeros_like(real)
-            self._ended = np.where(real, ended, self._ended)
+        begun |= self._blank & real
         going_on = real & ~begun
         self._newest[going_on] = (self._newest[going_on] + 1) % self.stack_size
         whole = going_on.all()
@@ -113,6 +115,8 @@ class FrameStackObservation(_Wrapper):
             frames[slots, self._newest[slots]] = array if whole else array[slots]  # without a copy, if it can be
         if begun.any():
             self._begin(begun, arrays)
+        if self._mode is not AutoresetMode.SAME_STEP:
+            self._ended = np.where(real, ended, self._ended)
         return self._stacks(), reward, terminated, truncated, info
 
     def _real(self, info: dict[str, Any]) -> Bools:
@@ -133,7 +137,7 @@ class FrameStackObservation(_Wrapper):
 
     def _begin(self, begun: Bools, arrays: Arrays) -> None:
         slots = np.flatnonzero(begun)
-        self._ended[slots] = False
+        self._ended[slots] = self._blank[slots] = False
         self._newest[slots] = self.stack_size - 1
         for i, (frames, array) in enumerate(zip(self._frames, arrays, strict=True)):
             frames[slots] = array[slots][:, None] if self._padding is None else self._padding[i][:, None]
@@ -151,6 +155,9 @@ class FrameStackObservation(_Wrapper):
         found = np.full(self.num_envs, None, object)
         for slot in np.flatnonzero(info.get("_final_obs", np.ones(self.num_envs, np.bool_))).tolist():
             arrays = self._split(self._layout.batch_of_one(of_slot(last, slot)), 1)
+            if self._blank[slot]:
+                for frames, array in zip(self._frames, self._padding or arrays, strict=True):
+                    frames[slot] = array
             order = (self._newest[slot] + np.arange(2, self.stack_size + 1)) % self.stack_size
             stacks = [
                 np.concatenate([frames[slot, order], array])[None]

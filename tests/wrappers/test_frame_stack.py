@@ -250,3 +250,47 @@ async def test_infos_in_lists_are_refused():
     async with FrameStack(VectorWrapper(made, DictInfoToList), 2) as envs:
         with pytest.raises(TypeError, match="expected infos as a dict, got a list: put DictInfoToList around it"):
             await envs.reset(seed=0)
+
+
+class Kept(Told):
+    def get_state(self):
+        return self.episode, self.t
+
+    def set_state(self, state):
+        self.episode, self.t = state
+
+
+@MODES
+@pytest.mark.parametrize("before", range(1, 6))
+@pytest.mark.asyncio
+async def test_a_stack_begins_with_the_first_observation_after_a_state_was_set(mode, before):
+    async def steps(envs, count):
+        found = []
+        for _ in range(count):
+            obs, _, terminated, truncated, info = await envs.step(np.zeros(3, np.int64))
+            found.append((obs, info.get("final_obs")))
+            ended = terminated | truncated
+            if mode is AutoresetMode.DISABLED and ended.any():
+                await envs.reset(options={"reset_mask": ended})
+        return found
+
+    def make():
+        env_fns = [partial(Kept, slot, PLAIN) for slot in range(3)]
+        return FrameStack(aioenv.AsyncVectorEnv(env_fns, num_workers=0, autoreset_mode=mode), 3)
+
+    async with make() as envs:
+        await envs.reset(seed=0)
+        await steps(envs, before)
+        states = await envs.unwrapped.get_state()
+        today = await steps(envs, 8)
+    async with make() as envs:
+        await envs.unwrapped.set_state(states)
+        tomorrow = await steps(envs, 8)
+    first, final = tomorrow[0]
+    for slot in range(3):
+        begins_with = first if final is None or final[slot] is None else final
+        assert_same(begins_with[slot], np.stack([begins_with[slot][-1]] * 3))
+    for (mine, _), (theirs, _) in zip(tomorrow, today, strict=True):
+        assert_same(mine[:, -1], theirs[:, -1])
+    for (mine, _), (theirs, _) in zip(tomorrow[2:], today[2:], strict=True):
+        assert_same(mine, theirs)
