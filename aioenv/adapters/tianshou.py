@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Env, spaces
+from gymnasium import Env, Space, spaces
 
 try:
     from tianshou.env import BaseVectorEnv as _BaseVectorEnv
@@ -204,7 +204,8 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         """Return results in the order of `slots`, with observations as `np.stack` makes a batch of single ones."""
         order = np.searchsorted(ready.slots, slots)
         infos = row_infos(ready.info, len(slots))
-        obs = ready.obs[order] if isinstance(ready.obs, np.ndarray) else _objects([_row(ready.obs, i) for i in order])
+        space, obs = self._envs.single_observation_space, ready.obs
+        obs = obs[order] if isinstance(obs, np.ndarray) else _objects([_row(space, obs, i) for i in order])
         return obs, ready.reward[order], ready.terminated[order], ready.truncated[order], [infos[i] for i in order]
 
     # ------------------------------------------------------------ seeds, images, end
@@ -302,9 +303,11 @@ async def _drop_results(envs: AsyncVectorEnv, *, keep: bool) -> None:
             await envs.recv()
 
 
-def _row(batch: Any, row: int) -> Any:
-    if isinstance(batch, dict):
-        return {key: _row(part, row) for key, part in batch.items()}
+def _row(space: Space[Any], batch: Any, row: int) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _row(part, batch[key], row) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):  # batches of Text, Graph and Sequence spaces are tuples, too: of the slots
+        return tuple(_row(part, column, row) for part, column in zip(space.spaces, batch, strict=True))
     return batch[row]
 
 

@@ -46,7 +46,7 @@ def plain(value):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("space", ["cartpole", "box", "image", "discrete", "dict"])
+@pytest.mark.parametrize("space", ["cartpole", "box", "image", "discrete", "dict", "nested"])
 def test_it_steps_as_theirs(space, num_workers):
     from tianshou.env import DummyVectorEnv
 
