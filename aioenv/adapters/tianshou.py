@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ except ImportError as exc:
 from aioenv import sync
 from aioenv.core.results import Ready
 from aioenv.core.slots import SlotState
-from aioenv.errors import SlotError
+from aioenv.errors import ActionError, SlotError
 from aioenv.rollout.subset import row_infos
 from aioenv.spaces.infos import RowDicts
 from aioenv.spaces.seeding import check_options
@@ -146,7 +146,8 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         """Step some slots.
 
         Args:
-            action: one for each of `id`; None, if this is asynchronous: take results alone.
+            action: one for each of `id`, or a dict of batches for a Dict space; None, if this is asynchronous: take
+                results alone.
             id: a slot number, or some; None: all.
 
         Returns:
@@ -166,14 +167,14 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         with self._request():
             if not self.is_async:
                 slots = [int(slot) for slot in self._wrap_id(id)]
-                self._envs.send(action, slots)
+                self._envs.send(_batch(self._envs.single_action_space, action), slots)
                 ready = self._envs.recv(min_slots=len(slots))
             else:
                 if action is not None:
                     slots = self._ready(id)
                     self.waiting_id += slots
                     self.ready_id = [slot for slot in self.ready_id if slot not in slots]
-                    self._envs.send(action, slots)
+                    self._envs.send(_batch(self._envs.single_action_space, action), slots)
                 ready = self._envs.recv(min(self.wait_num, len(self.waiting_id)), deadline_s=self.timeout)
                 if not len(ready.slots):
                     ready = self._envs.recv()
@@ -301,6 +302,29 @@ async def _drop_results(envs: AsyncVectorEnv, *, keep: bool) -> None:
     while not keep and envs.outstanding:
         with contextlib.suppress(SlotError):  # its slots have to be reset, which the next step says
             await envs.recv()
+
+
+def _batch(space: Space[Any], actions: Any, path: str = "") -> Any:
+    """Return actions of a Dict or Tuple space, one a slot, as a batch; others as they are.
+
+    Raises:
+        ActionError: if one of them does not have the parts of the space.
+    """
+    if not isinstance(actions, (list, tuple, np.ndarray)):
+        return actions  # a dict of batches
+    if isinstance(space, spaces.Dict):
+        keys = sorted(space.spaces)
+        for one in actions:
+            if not isinstance(one, Mapping) or one.keys() != space.spaces.keys():
+                raise ActionError(f"actions{path}: expected a dict of {keys} for each slot, got {one!r}")
+        return {key: _batch(space[key], [one[key] for one in actions], f"{path}[{key!r}]") for key in keys}
+    if isinstance(space, spaces.Tuple):
+        for one in actions:
+            if not isinstance(one, (tuple, list, np.ndarray)) or len(one) != len(space.spaces):
+                raise ActionError(f"actions{path}: expected a tuple of {len(space.spaces)} for each slot, got {one!r}")
+        parts = enumerate(space.spaces)
+        return tuple(_batch(part, [one[i] for one in actions], f"{path}[{i}]") for i, part in parts)
+    return actions
 
 
 def _row(space: Space[Any], batch: Any, row: int) -> Any:

@@ -77,6 +77,38 @@ def test_it_steps_as_theirs(space, num_workers):
         theirs.close()
 
 
+@pytest.mark.parametrize("kwargs", [{}, {"wait_num": 1}], ids=str)
+@pytest.mark.parametrize("space", ["dict", "tuple", "nested"])
+def test_an_action_of_each_slot(space, kwargs):
+    """As theirs takes them: a list, a tuple or an array of objects."""
+    factory = functools.partial(Sampler, "box", action=space)
+    envs = TianshouVectorEnv([factory] * 2, num_workers=0, **kwargs)
+    try:
+        single = envs.action_space[0]
+        single.seed(0)
+        actions = [single.sample() for _ in range(2)]
+        for form in (actions, tuple(actions), as_objects(actions)):
+            envs.reset()
+            taken = {info["env_id"]: info["action"] for info in envs.step(form, [1, 0])[4]}
+            while envs.waiting_id:
+                taken |= {info["env_id"]: info["action"] for info in envs.step(None)[4]}
+            assert [repr(plain(taken[slot])) for slot in (1, 0)] == [repr(plain(one)) for one in actions]
+        envs.reset()
+        for wrong in ([actions[0], 3], [actions[0], {}]):
+            with pytest.raises(errors.ActionError, match=r"actions: expected a (dict|tuple) of .* for each slot, got"):
+                envs.step(wrong)
+        with pytest.raises(errors.ActionError, match="2"):
+            envs.step(actions[:1])
+    finally:
+        envs.close()
+
+
+def as_objects(items):
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
+
+
 def test_waiting_for_some():
     """As their asynchronous ones: `waiting_id`, `ready_id`, and results of those that are ready."""
     envs = TianshouVectorEnv([make] * 4, wait_num=2, num_workers=4)
