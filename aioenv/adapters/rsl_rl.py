@@ -18,6 +18,7 @@ except ImportError as exc:
 
 from aioenv.adapters.torch import TorchVectorEnv, check_blocking
 from aioenv.core.results import ResetResult
+from aioenv.errors import ActionError
 from aioenv.rollout.subset import check_none_paused
 
 __all__ = ["RslRlVecEnv"]
@@ -58,7 +59,7 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
     Raises:
         TypeError: if `envs` is no vector env, or an asynchronous one.
         ValueError: if it has another autoreset mode; if an action is not a Box; if observations are not arrays, or a
-            Dict of them; or if there is no time limit and `max_episode_length` is None.
+            Dict of them; if there is no time limit and `max_episode_length` is None; or if it is less than 1.
     """
 
     def __init__(
@@ -79,8 +80,11 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
         limit = max_episode_length
         if limit is None and envs.spec is not None:  # a vector env's own limit is among its arguments
             limit = envs.spec.kwargs.get("max_episode_steps", envs.spec.max_episode_steps)
-        if not limit:
+            limit = None if limit == -1 else limit  # Gymnasium's for none
+        if limit is None:
             raise ValueError("max_episode_length: the envs' spec has no time limit, so say after how many steps to end")
+        if limit < 1:
+            raise ValueError(f"max_episode_length: expected 1 or more steps, got {limit}")
         self.envs = TorchVectorEnv(envs, device, obs_dtype=torch.float32, reward_dtype=torch.float32)
         self.device = self.envs.device
         self.num_envs, self.num_actions = envs.num_envs, prod(space.shape)
@@ -143,6 +147,9 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
         if self._obs is None:
             self.reset()
         check_none_paused(self.envs.envs, "RSL-RL")
+        found = tuple(actions.shape)
+        if found[:1] != (self.num_envs,) or prod(found) != prod(self._action_shape):
+            raise ActionError(f"actions: expected shape ({self.num_envs}, {self.num_actions}), got {found}")
         actions = actions.detach().reshape(self._action_shape)
         if self._bounds:
             low, high = self._bounds
