@@ -16,7 +16,7 @@ try:
 except ImportError as exc:
     raise ImportError("aioenv.adapters.rsl_rl needs RSL-RL: pip install rsl-rl-lib") from exc
 
-from aioenv.adapters.torch import TorchVectorEnv, check_blocking
+from aioenv.adapters.torch import TorchVectorEnv, check_blocking, reuses_arrays
 from aioenv.core.results import ResetResult
 from aioenv.errors import ActionError
 from aioenv.rollout.subset import check_none_paused
@@ -94,6 +94,7 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
         self.cfg = {**known, "backend": getattr(envs, "backend", None)} if cfg is None else cfg
         self._action_shape = (self.num_envs, *space.shape)
         self._bounds = [torch.as_tensor(b, device=self.device) for b in (space.low, space.high)] if clip_actions else []
+        self._copies = reuses_arrays(envs)  # RSL-RL stores observations after the next step
         self._seed = seed
         self._obs: Any = None
 
@@ -156,11 +157,11 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
             actions = actions.to(low).clamp(low, high)
         obs, reward, terminated, truncated, info = self.envs.step(actions)
         dones, time_outs = terminated | truncated, truncated & ~terminated
-        final_obs = info.get("final_obs")
+        final_obs = self._grouped(info["final_obs"]) if "final_obs" in info else None
         self.episode_length_buf += 1
         over = (self.episode_length_buf >= self.max_episode_length) & ~dones
         if over.any():
-            final_obs = obs if final_obs is None else final_obs
+            final_obs = self._grouped(obs) if final_obs is None else final_obs
             result: ResetResult = self.envs.reset(options={"reset_mask": over.cpu().numpy()})
             obs = result.obs
             dones, time_outs = dones | over, time_outs | over
@@ -168,13 +169,14 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
         self._obs = self._grouped(obs)
         extras = {"time_outs": time_outs}
         if final_obs is not None:
-            extras["final_obs"] = self._grouped(final_obs)
+            extras["final_obs"] = final_obs
         return self._obs, reward, dones, extras
 
     def _grouped(self, obs: Any) -> Any:
-        groups = obs if isinstance(obs, Mapping) else {"policy": obs}
+        obs = obs if isinstance(obs, Mapping) else {"policy": obs}
+        groups = {name: obs[name].to(torch.float32, copy=self._copies) for name in self._groups}
         return TensorDict(
-            {name: groups[name].float().reshape(self.num_envs, *shape) for name, shape in self._groups.items()},
+            {name: groups[name].reshape(self.num_envs, *shape) for name, shape in self._groups.items()},
             batch_size=[self.num_envs],
             device=self.device,
         )

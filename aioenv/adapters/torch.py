@@ -603,3 +603,9 @@ def check_blocking(envs: Any, mode: str, library: str) -> None:
     found = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
     if AutoresetMode(found).value != mode:
         raise ValueError(f'autoreset_mode: {library} takes autoreset_mode="{mode}", the vector env has {found}')
+
+
+def reuses_arrays(envs: Any) -> bool:
+    """Return whether a blocking vector env was made with `copy=False`, so that later steps write into its results."""
+    owner = envs.unwrapped
+    return getattr(getattr(owner, "_envs", owner), "copy", True) is False  # that of a vector env of `aioenv.sync`

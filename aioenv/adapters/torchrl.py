@@ -19,7 +19,7 @@ try:
 except ImportError as exc:
     raise ImportError("aioenv.adapters.torchrl needs TorchRL: pip install torchrl") from exc
 
-from aioenv.adapters.torch import TorchVectorEnv, check_blocking
+from aioenv.adapters.torch import TorchVectorEnv, check_blocking, reuses_arrays
 from aioenv.adapters.torchrl_async import AsyncRequests, Kind
 from aioenv.core.results import Ready
 from aioenv.errors import SlotError
@@ -88,11 +88,10 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         categorical_action_encoding: bool = False,
     ) -> None:
         check_blocking(envs, "Disabled", "TorchRL")
-        owner = envs.unwrapped
-        if getattr(getattr(owner, "_envs", owner), "copy", True) is False:  # that of a vector env of `aioenv.sync`
+        if reuses_arrays(envs):
             raise ValueError(
                 "copy: TorchRL keeps the arrays of a step while the next ones are made, so it takes a vector env with "
-                f"copy=True; got {owner}, which has copy=False"
+                f"copy=True; got {envs.unwrapped}, which has copy=False"
             )
         single = envs.single_action_space
         if not isinstance(single, _ARRAYS):

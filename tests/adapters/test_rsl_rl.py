@@ -128,6 +128,21 @@ def test_a_dict_has_the_groups():
         envs.close()
 
 
+@pytest.mark.parametrize("kwargs", BACKENDS[:2], ids=str)
+def test_arrays_that_are_used_again_are_copied(kwargs):
+    """RSL-RL stores observations after the step that followed them, in which slots may also be reset."""
+    envs = RslRlVecEnv(make("Pendulum-v1", 2, copy=False, **kwargs), seed=0, max_episode_length=4)
+    try:
+        kept = [envs.get_observations()]
+        for _ in range(9):
+            copies = [one.clone() for one in kept]
+            obs, _, _, extras = envs.step(torch.rand(2, 1))
+            assert all((one == copy).all() for one, copy in zip(kept, copies, strict=True))
+            kept = [obs, extras.get("final_obs", obs)]
+    finally:
+        envs.close()
+
+
 @pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 4), ()], ids=str)
 def test_actions_of_another_shape_are_refused(shape):
     envs = RslRlVecEnv(make("Hopper-v5", 2, num_workers=0), seed=0)
