@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ except ImportError as exc:
 from aioenv.adapters.torch import TorchVectorEnv, check_blocking, reuses_arrays
 from aioenv.adapters.torchrl_async import AsyncRequests, Kind
 from aioenv.core.results import Ready
-from aioenv.errors import SlotError
+from aioenv.errors import SlotError, StepTimeout
 from aioenv.rollout.subset import check_none_paused
 
 __all__ = ["AioEnv"]
@@ -157,14 +157,16 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         self._drop_late_results()
         if mask is None or bool(mask.all()):
             check_none_paused(self.envs.envs, "TorchRL")
-            results = self.envs.step(actions)
+            with self._noting_flags():
+                results = self.envs.step(actions)
             self._last = results.terminated.clone(), results.truncated.clone()  # the caller may write to the others
             return TensorDict(self._results(*results), batch_size=self.batch_size, device=self.device)
         self._check_steps_some('a step of some envs ("_step")')
         rows = np.flatnonzero(mask.reshape(self.batch_size).cpu().numpy())
         self._late = True
-        self.envs.send(actions[rows], rows)
-        ready = self.envs.recv(min_slots=len(rows))
+        with self._noting_flags():
+            self.envs.send(actions[rows], rows)
+            ready = self.envs.recv(min_slots=len(rows))
         self._late = False
         rows = torch.as_tensor(rows, device=self.device)
         for flag, new in zip(self._last or (), (ready.terminated, ready.truncated), strict=False):
@@ -173,6 +175,22 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         whole["reward"] = torch.zeros(*self.batch_size, 1, device=self.device)
         whole[rows] = self._next_of(ready)
         return whole
+
+    @contextlib.contextmanager
+    def _noting_flags(self) -> Iterator[None]:
+        """Note the flags of the slots that a step has stepped, if it raises for others; or that they are not known."""
+        try:
+            yield
+        except SlotError as error:
+            partial: Any = error.partial
+            if partial is not None:
+                rows = partial.slots if isinstance(partial, Ready) else slice(None)
+                for flag, new in zip(self._last or (), (partial.terminated, partial.truncated), strict=False):
+                    flag[rows] = torch.as_tensor(new, device=self.device)
+            raise
+        except (KeyboardInterrupt, StepTimeout):
+            self._last = None
+            raise
 
     def _unchanged(self, tensordict: Any) -> Any:
         """Return a copy of the observations and flags of a tensordict; those that it does not have are zeros."""

@@ -172,6 +172,34 @@ def test_a_reset_of_some_slots_takes_a_seed():
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "timeout"])
+def test_after_an_interrupted_step_flags_are_not_known(how, tmp_path):
+    gate = str(tmp_path / "gate")
+    os.mkfifo(gate)
+    envs = aioenv.sync.VectorEnv(
+        [functools.partial(Counter, 1, gate)] * 2,
+        num_workers=2,
+        autoreset_mode="Disabled",
+        timeout_s=2.0 if how == "timeout" else None,
+    )
+    env = AioEnv(envs, categorical_action_encoding=True)
+    try:
+        root = env.reset().set("action", torch.tensor([Counter.OK, Counter.WAIT]))
+        if how == "ctrl-c":
+            with pytest.raises(KeyboardInterrupt), ctrl_c_at(gate):
+                env.step(root)
+        else:
+            with pytest.raises(errors.StepTimeout):
+                env.step(root)
+            with open(gate, "w"):
+                pass
+        with pytest.raises(RuntimeError, match="an interrupted step, reset all envs first"):
+            env.reset(TensorDict({"_reset": some(False, True).unsqueeze(-1)}, [2]))
+        assert env.reset()["observation"][:, 1].tolist() == [0, 0]
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "timeout"])
 def test_after_an_interrupted_masked_step_it_goes_on(how, tmp_path):
     gate = str(tmp_path / "gate")
     os.mkfifo(gate)
@@ -199,6 +227,27 @@ def test_after_an_interrupted_masked_step_it_goes_on(how, tmp_path):
                 with pytest.raises(RuntimeError, match="an interrupted step, reset all envs first"):
                     env.reset(root)
         assert env.reset()["observation"][:, 1].tolist() == [0, 0, 0]
+        env.close()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_flags_after_an_error_are_those_of_the_failed_step(num_workers, masked):
+    """A reset of the slot that failed tells which other episodes have ended in that step."""
+    factories = [functools.partial(Counter, length) for length in (1, 9, 9)]
+    envs = aioenv.sync.VectorEnv(factories, num_workers=num_workers, autoreset_mode="Disabled")
+    env = AioEnv(envs, categorical_action_encoding=True)
+    try:
+        root = env.reset()
+        root["action"] = torch.tensor([Counter.OK, Counter.RAISE, Counter.OK])
+        if masked:
+            root["_step"] = torch.tensor([True, True, False])
+        with pytest.raises(errors.EnvError):
+            env.step(root)
+        again = env.reset(TensorDict({"_reset": torch.tensor([[False], [True], [False]])}, [3]))
+        for key in ("done", "terminated"):
+            assert again[key].flatten().tolist() == [True, False, False]
+    finally:
         env.close()
 
 
