@@ -97,7 +97,7 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
     # ------------------------------------------------------------ attributes of envs
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
-        """Read an attribute of the innermost env of some slots.
+        """Read an attribute of the envs of some slots, or of the outermost wrapper that has it; nothing is called.
 
         Raises:
             EnvError, WorkerDied: as `AsyncVectorEnv.call_at`.
@@ -105,7 +105,7 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
         slots = self._ready(id)
         if key in ("action_space", "observation_space"):
             return [getattr(self._envs, f"single_{key}")] * len(slots)
-        return list(self._envs.call_at(slots, key))
+        return list(self._envs.call_at(slots, "get_wrapper_attr", key))
 
     def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
         """Set an attribute of the envs of some slots, where `AsyncVectorEnv.set_attr` would.

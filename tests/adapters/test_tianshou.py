@@ -283,6 +283,7 @@ def test_attributes_and_misuse():
         assert envs.get_env_attr("gravity") == [3.0, 9.8]
         assert [spec.id for spec in envs.spec] == ["CartPole-v1"] * 2
         assert envs.metadata[0]["render_fps"] == 50
+        assert [callable(one) for one in envs.get_env_attr("reset")] == [True, True]  # it is not called
         with pytest.raises(ValueError, match="action: expected actions"):
             envs.step(None)
         envs.close()
