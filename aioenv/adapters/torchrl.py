@@ -57,7 +57,8 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
     this have no part in it, as with `AsyncEnvPool`.
 
     Keys and specs are those of `GymEnv`: "observation" (or the keys of a Dict space), "action", "reward", "done",
-    "terminated", "truncated". Rewards are float32 of shape `(num_envs, 1)`. Infos are not in the tensordicts.
+    "terminated", "truncated". Images are "observation", too, not "pixels"; observations of Discrete and MultiDiscrete
+    spaces are numbers, not one-hot. Rewards are float32 of shape `(num_envs, 1)`. Infos are not in the tensordicts.
 
     Args:
         envs: a vector env of `aioenv.sync` with `AutoresetMode.DISABLED` and `copy=True`, which `close` closes. Another
