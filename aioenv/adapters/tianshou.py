@@ -197,7 +197,7 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
             assert backend is not None  # it was started
             busy = (SlotState.IN_FLIGHT, SlotState.READY)
             going = [slot for slot in self.waiting_id if backend.table.state(slot) in busy]
-            self.ready_id += [slot for slot in self.waiting_id if slot not in going]
+            self.ready_id += dict.fromkeys(slot for slot in self.waiting_id if slot not in going)  # each once
             self.waiting_id = going
             raise
 

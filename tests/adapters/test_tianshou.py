@@ -126,7 +126,10 @@ def test_waiting_for_some():
         while envs.waiting_id:
             taken += len(envs.step(None)[0])
         assert taken == 4
-        envs.reset()
+        with pytest.raises(ValueError, match=r"slots: one is named twice in \[0, 0\]"):
+            envs.step(np.zeros(2, int), [0, 0])
+        assert sorted(envs.ready_id) == [0, 1, 2, 3]
+        envs.reset(envs.ready_id)
     finally:
         envs.close()
     envs = TianshouVectorEnv([make] * 2, timeout=30.0, num_workers=1)
