@@ -58,8 +58,9 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
 
     Raises:
         TypeError: if `envs` is no vector env, or an asynchronous one.
-        ValueError: if it has another autoreset mode; if an action is not a Box; if observations are not arrays, or a
-            Dict of them; if there is no time limit and `max_episode_length` is None; or if it is less than 1.
+        ValueError: if it has another autoreset mode; if an action is not a Box of floating-point numbers; if
+            observations are not arrays, or a Dict of them; if there is no time limit and `max_episode_length` is None;
+            or if it is less than 1.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class RslRlVecEnv(_VecEnv):  # type: ignore[misc]  # RSL-RL need not be installe
     ) -> None:
         check_blocking(envs, "SameStep", "RSL-RL")
         space = envs.single_action_space
-        if not isinstance(space, spaces.Box):
-            raise ValueError(f"single_action_space: RSL-RL's policies are for a Box, got {space}")
+        if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
+            raise ValueError(
+                f"single_action_space: RSL-RL's policies are for a Box of floating-point numbers, got {space}"
+            )
         self._groups = _groups_of(envs.single_observation_space)
         limit = max_episode_length
         if limit is None and envs.spec is not None:  # a vector env's own limit is among its arguments

@@ -174,6 +174,33 @@ def test_envs_without_a_limit_need_one(kwargs):
         envs.close()
 
 
+def test_a_box_of_integers_is_refused():
+    """A policy's numbers would be cut to integers, and in a Box of uint8 negative ones would become the largest."""
+    action = gym.spaces.Box(0, 255, (2,), np.uint8)
+    envs = aioenv.sync.VectorEnv([lambda: Acts(action)], num_workers=0, autoreset_mode="SameStep")
+    try:
+        with pytest.raises(ValueError, match="single_action_space: RSL-RL's policies are for a Box of floating-point"):
+            RslRlVecEnv(envs, max_episode_length=9)
+    finally:
+        envs.close()
+
+
+class Acts(gym.Env):
+    """Has an action space, and does nothing."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, action_space) -> None:
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action.sum()), False, False, {}
+
+
 def test_misuse_is_said():
     with pytest.raises(TypeError, match=r"RSL-RL takes a blocking vector env, .*AsyncVectorEnv; aioenv.sync.make_vec"):
         RslRlVecEnv(aioenv.make_vec("Hopper-v5"))
