@@ -22,7 +22,7 @@ except ImportError as exc:
 from aioenv.adapters.torch import TorchVectorEnv, check_blocking, reuses_arrays
 from aioenv.adapters.torchrl_async import AsyncRequests, Kind
 from aioenv.core.results import Ready
-from aioenv.errors import SlotError, StepTimeout
+from aioenv.errors import ActionError, SlotError, StepTimeout
 from aioenv.rollout.subset import check_none_paused
 
 __all__ = ["AioEnv"]
@@ -229,6 +229,9 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         actions = tensordict.get("action", None)
         if actions is None:
             raise KeyError('"action": it is missing in the tensordict')
+        if actions.shape[1:].numel() != spec.shape.numel():
+            expected = (len(actions), *spec.shape)
+            raise ActionError(f"actions: expected shape {expected}, got {tuple(actions.shape)}")
         arrays = spec.to_numpy(actions, safe=False).reshape(len(actions), *(space.shape or ()))
         return arrays if (start := _start(space)) is None else arrays + start
 

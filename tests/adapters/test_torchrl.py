@@ -396,6 +396,22 @@ def test_slots_without_a_further_episode_give_no_steps():
     env.close()
 
 
+@pytest.mark.parametrize(("width", "wrong"), [(2, 1), (2, 3), (3, 4)])
+def test_actions_of_another_shape_are_refused(width, wrong):
+    """Also one-hot ones of another length, which have an index of their own."""
+    env = AioEnv(make("CartPole-v1" if width == 2 else "Hopper-v5", num_workers=0))
+    try:
+        root = env.reset()
+        message = rf"actions: expected shape \(3, {width}\), got \(3, {wrong}\)"
+        with pytest.raises(errors.ActionError, match=message):
+            env.step(root.set("action", torch.zeros(3, wrong)))
+        with pytest.raises(errors.ActionError, match=message):
+            env.async_step_send(root, env_index=[0, 1, 2])
+        env.step(root.set("action", torch.zeros(3, width)))
+    finally:
+        env.close()
+
+
 def test_misuse_is_said():
     with pytest.raises(TypeError, match=r"TorchRL takes a blocking vector env, .*; aioenv.sync.make_vec makes one"):
         AioEnv(aioenv.make_vec("CartPole-v1"))
