@@ -171,10 +171,11 @@ async def evaluate(
         EnvError, WorkerDied, StepTimeout, EpisodesDone: likewise; `error.partial` is an `Evaluation` of the episodes
             that had ended.
     """
-    if not hasattr(envs, "__aenter__"):
-        blocking = "; for blocking code there is aioenv.sync.evaluate" * isinstance(envs, VectorEnv)
+    is_blocking = isinstance(getattr(envs, "unwrapped", None), VectorEnv)  # also within a TorchVectorEnv
+    if is_blocking or not hasattr(envs, "__aenter__"):
+        hint = "; for blocking code there is aioenv.sync.evaluate" * is_blocking
         raise TypeError(
-            f"evaluate: expected a vector env of the async API, as aioenv.make_vec gives it, got {envs!r}{blocking}"
+            f"evaluate: expected a vector env of the async API, as aioenv.make_vec gives it, got {envs!r}{hint}"
         )
     entropy, seeds = episode_seeds(episodes, seed)
     done: list[Episode] = []

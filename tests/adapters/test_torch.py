@@ -664,6 +664,12 @@ class NotingEpisodes(Noting):
         return super().forward(obs, slots)
 
 
+def test_evaluate_refuses_blocking_ones():
+    with TorchVectorEnv(aioenv.sync.make_vec("CartPole-v1", 1, num_workers=0)) as envs:
+        with pytest.raises(TypeError, match=r"of the async API, .* got <TorchVectorEnv.* aioenv.sync.evaluate"):
+            asyncio.run(aioenv.evaluate(envs, envs.numpy_policy(Noting()), 1))
+
+
 def test_modules_get_the_parameters_that_they_have():
     with TorchVectorEnv(aioenv.sync.make_vec("CartPole-v1", NUM_ENVS, num_workers=0)) as envs:
         envs.reset(seed=0)
