@@ -138,15 +138,17 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         options = dict(kwargs.get("options") or {})
         if mask is None or bool(mask.all()) or self._last == ():
             seeds = [self._seeds.get(slot) for slot in range(self.num_envs)] if self._seeds else None
-            obs = self.envs.reset(seed=kwargs.get("seed", seeds), options=options or None).obs
-            self._seeds.clear()
             flags = tuple(torch.zeros(2, *self.batch_size, dtype=torch.bool, device=self.device))
+            with self._noting_flags(flags):
+                obs = self.envs.reset(seed=kwargs.get("seed", seeds), options=options or None).obs
+            self._seeds.clear()
         else:
             known = self._known_last("a reset of some envs")
             mask = mask.reshape(self.batch_size)
             options["reset_mask"] = mask.cpu().numpy()
-            obs = self.envs.reset(seed=kwargs.get("seed"), options=options).obs
             flags = tuple(flag & ~mask for flag in known)
+            with self._noting_flags(flags):
+                obs = self.envs.reset(seed=kwargs.get("seed"), options=options).obs
         self._last = tuple(flag.clone() for flag in flags)
         return TensorDict({**self._by_key(obs), **self._flags(*flags)}, batch_size=self.batch_size, device=self.device)
 
@@ -178,13 +180,19 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
         return whole
 
     @contextlib.contextmanager
-    def _noting_flags(self) -> Iterator[None]:
-        """Note the flags of the slots that a step has stepped, if it raises for others; or that they are not known."""
+    def _noting_flags(self, flags: tuple[Any, ...] | None = None) -> Iterator[None]:
+        """Note the flags of the other slots if a request raises for some, or that they are not known.
+
+        Args:
+            flags: those after a reset; None: those of a step, which the error has.
+        """
         try:
             yield
         except SlotError as error:
             partial: Any = error.partial
-            if partial is not None:
+            if partial is not None and flags is not None:
+                self._last = flags
+            elif partial is not None:
                 rows = partial.slots if isinstance(partial, Ready) else slice(None)
                 for flag, new in zip(self._last or (), (partial.terminated, partial.truncated), strict=False):
                     flag[rows] = torch.as_tensor(new, device=self.device)

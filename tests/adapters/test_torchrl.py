@@ -171,6 +171,34 @@ def test_a_reset_of_some_slots_takes_a_seed():
     env.close()
 
 
+class FailsToReset(Counter):
+    """Raises in the resets whose options say so."""
+
+    def reset(self, *, seed=None, options=None):
+        if (options or {}).get("length") == self.length:
+            raise KeyError("as asked")
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("some_slots", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_flags_after_a_reset_that_failed_are_those_of_it(num_workers, some_slots):
+    """The slots that were reset begin episodes."""
+    factories = [functools.partial(FailsToReset, length) for length in (0, 1, 2)]  # one step ends the first two
+    envs = aioenv.sync.VectorEnv(factories, num_workers=num_workers, autoreset_mode="Disabled")
+    env = AioEnv(envs, categorical_action_encoding=True)
+    try:
+        root = env.reset()
+        assert env.step(root.set("action", torch.zeros(3, dtype=torch.long)))["next", "done"].sum() == 2
+        mask = TensorDict({"_reset": some(True, True, False).unsqueeze(-1)}, [3]) if some_slots else None
+        with pytest.raises(errors.EnvError):
+            env.reset(mask, options={"length": 0})
+        again = env.reset(TensorDict({"_reset": some(True, False, False).unsqueeze(-1)}, [3]))
+        assert again["done"].flatten().tolist() == [False] * 3
+    finally:
+        env.close()
+
+
 @pytest.mark.parametrize("how", ["ctrl-c", "timeout"])
 def test_after_an_interrupted_step_flags_are_not_known(how, tmp_path):
     gate = str(tmp_path / "gate")
