@@ -124,6 +124,8 @@ class AioEnv(_EnvBase):  # type: ignore[misc]  # TorchRL need not be installed w
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed the next reset of each slot: slot i with `seed + i`."""
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed: expected an int from 0, or None, got {seed}")
         self._seeds.clear()
         if seed is not None:
             self._seeds.update({slot: seed + slot for slot in range(self.num_envs)})

@@ -456,3 +456,11 @@ def test_misuse_is_said():
         envs.close()
     with pytest.raises(TypeError, match="got TimeLimit"):
         AioEnv(gym.make("CartPole-v1"))
+
+
+def test_a_negative_seed_is_refused_and_spoils_no_reset():
+    env = AioEnv(make(num_workers=0))
+    with pytest.raises(ValueError, match=r"seed: expected an int from 0, or None, got -1"):
+        env.set_seed(-1)
+    assert env.reset().batch_size == (3,)
+    env.close()
