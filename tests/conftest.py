@@ -82,7 +82,13 @@ def _skipped(report, path):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    return _skipped((yield), item.path)
+    enabled = gc.isenabled()
+    gc.disable()  # in Python 3.11 `ast.parse`, of pytest, fails if a finalizer formats a traceback meanwhile
+    try:
+        return _skipped((yield), item.path)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
