@@ -267,7 +267,8 @@ class Dispatcher:
         if isinstance(payload, tuple):
             self.finish_step(request, PartialStep.from_tuple(payload))
             return True
-        if payload or (part.fast_reply is not None and part.fast_reply.fast_path.always):  # type: ignore[union-attr]
+        # a request that is used once has no `fast_reply`
+        if payload or part.fast_reply is None or part.fast_reply.fast_path.always:  # type: ignore[union-attr]
             self._process_reply(request, part, memoryview(payload))
         part.arrived = True
         self._arrive(request, part)

@@ -663,6 +663,36 @@ def test_a_rollout_begins_where_steps_on_the_callers_thread_ended(how):
         run_on("uvloop", main())
 
 
+class Silent(Where):
+    """Has no infos, and its episodes do not end."""
+
+    def _result(self):
+        return super()._result()[0], {}
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_steps_count_in_statistics_however_many_results_are_kept(blocking):
+    """With more of them than there are requests in stock, a request is used once."""
+    envs = (sync.VectorEnv if blocking else aioenv.AsyncVectorEnv)(
+        [partial(Silent, large=True)] * 2, num_workers=0, episode_stats=True
+    )
+
+    async def main():
+        if not blocking:
+            await envs
+        kept = []
+        for name, *args in [("reset",), *[("step", np.zeros(2, int))] * 120, ("close",)]:
+            result = getattr(envs, name)(*args)
+            kept.append(await result if asyncio.iscoroutine(result) else result)
+        assert envs.episode_stats.total_steps == 240
+
+    if blocking:
+        with pytest.raises(StopIteration):
+            main().send(None)
+    else:
+        run_on("uvloop", main())
+
+
 class Reuses(gym.Env):
     """Its observations and infos are the same objects each time. Its first episode has `first` steps, others 5."""
 
