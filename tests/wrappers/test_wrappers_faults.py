@@ -22,6 +22,7 @@ from aioenv.wrappers import (
 )
 from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter, counters
+from tests.kits.version_kit import needs_gymnasium
 
 OK, RAISE, KILL, WAIT = (getattr(Counter, name) for name in ("OK", "RAISE", "KILL", "WAIT"))
 MODES = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
@@ -223,7 +224,13 @@ async def test_paused_slots_and_a_cancelled_step(gate):
 
 
 @pytest.mark.asyncio
-@MODES
+@pytest.mark.parametrize(
+    "mode",
+    [  # Gymnasium 1.3 leaves a step of each episode out under SAME_STEP
+        pytest.param(mode, id=mode.name, marks=[needs_gymnasium("1.4")] if mode is AutoresetMode.SAME_STEP else [])
+        for mode in AutoresetMode
+    ],
+)
 async def test_steps_that_paused_slots_leave_out_are_not_counted(mode):
     """A slot is paused in the middle of an episode, and after its end. Episodes have 3 steps."""
     lengths, masks = [], []
