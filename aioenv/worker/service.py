@@ -9,15 +9,17 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aioenv.ipc.exceptions import dump_exception
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
 from aioenv.ipc.messages import Failure, message_of, reason_of, traceback_of, try_call
-from aioenv.spaces.autoreset import Stepped
 from aioenv.tracing.track import DRAW, REPLY, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_gl import note_missing_opengl
+
+if TYPE_CHECKING:
+    from aioenv.spaces.autoreset import Stepped
 
 __all__ = [
     "FastPath",

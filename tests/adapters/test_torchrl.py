@@ -199,6 +199,18 @@ def test_flags_after_a_reset_that_failed_are_those_of_it(num_workers, some_slots
         env.close()
 
 
+def step_interrupted(env, root, how, gate):
+    """Interrupt a step of an env that waits at a gate, and open the gate."""
+    if how == "ctrl-c":
+        with pytest.raises(KeyboardInterrupt), ctrl_c_at(gate):
+            env.step(root)
+    else:
+        with pytest.raises(errors.StepTimeout):
+            env.step(root)
+        with open(gate, "w"):
+            pass
+
+
 @pytest.mark.parametrize("how", ["ctrl-c", "timeout"])
 def test_after_an_interrupted_step_flags_are_not_known(how, tmp_path):
     gate = str(tmp_path / "gate")
@@ -211,15 +223,7 @@ def test_after_an_interrupted_step_flags_are_not_known(how, tmp_path):
     )
     env = AioEnv(envs, categorical_action_encoding=True)
     try:
-        root = env.reset().set("action", torch.tensor([Counter.OK, Counter.WAIT]))
-        if how == "ctrl-c":
-            with pytest.raises(KeyboardInterrupt), ctrl_c_at(gate):
-                env.step(root)
-        else:
-            with pytest.raises(errors.StepTimeout):
-                env.step(root)
-            with open(gate, "w"):
-                pass
+        step_interrupted(env, env.reset().set("action", torch.tensor([Counter.OK, Counter.WAIT])), how, gate)
         with pytest.raises(RuntimeError, match="an interrupted step, reset all envs first"):
             env.reset(TensorDict({"_reset": some(False, True).unsqueeze(-1)}, [2]))
         assert env.reset()["observation"][:, 1].tolist() == [0, 0]
@@ -240,14 +244,7 @@ def test_after_an_interrupted_masked_step_it_goes_on(how, tmp_path):
         for following in ("step", "reset"):
             root = env.reset().set("action", torch.tensor([Counter.OK, Counter.WAIT, Counter.OK]))
             root["_step"] = some(True, True, False)
-            if how == "ctrl-c":
-                with pytest.raises(KeyboardInterrupt), ctrl_c_at(gate):
-                    env.step(root)
-            else:
-                with pytest.raises(errors.StepTimeout):
-                    env.step(root)
-                with open(gate, "w"):
-                    pass
+            step_interrupted(env, root, how, gate)
             if following == "step":
                 root["action"] = torch.zeros(3, dtype=torch.long)
                 assert env.step(root)["next", "observation"][:, 1].tolist() == [2, 2, 0]
