@@ -103,7 +103,11 @@ class InlineSteps:
         if payload is None:
             return None
         if isinstance(payload, tuple):
-            return self._finish(channel, PartialStep.from_tuple(payload))
+            started = PartialStep.from_tuple(payload)
+            infos = channel.infos_of(started)
+            if infos is None or not _share_nothing(infos):
+                return self._finish(channel, started)
+            return self._result(channel, infos)
         return self._result(channel, payload)
 
     def _finish(self, channel: ThreadChannel, started: PartialStep) -> StepResult | BatchRequest:
@@ -197,7 +201,11 @@ def _rows_of(out: Stepped | None) -> Rows | None:
     """Return the infos of a step that Python has finished; None if a request must tell about it."""
     if out is None or out.failures or out.exhausted or out.lost or out.ended:
         return None
-    return out.infos if all(shares_nothing(info) for _, info in out.infos) else None
+    return out.infos if _share_nothing(out.infos) else None
+
+
+def _share_nothing(rows: Rows) -> bool:
+    return all(shares_nothing(info) for _, info in rows)
 
 
 def _copy(tree: Any) -> Any:

@@ -166,6 +166,16 @@ class ThreadChannel:
         self._times[Kind.STEP].record(perf_counter() - start_s)
         return result
 
+    def infos_of(self, started: PartialStep) -> list[tuple[int, dict[str, Any]]] | None:
+        """Return the infos of a step that C has finished but for these, with their rows.
+
+        Returns:
+            They may hold objects that an env is going to change. None if Python must finish `started`.
+        """
+        assert self._fast_path is not None
+        done = started.row == started.rows.stop and self._fast_path.write_extras is None
+        return started.infos if done else None
+
     def finish_in_place(self, started: PartialStep) -> PartialStep:
         """Finish a step of all rows that C has started, on the caller's thread, but for its reply.
 

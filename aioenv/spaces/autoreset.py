@@ -37,6 +37,12 @@ _STEP, _RESET, LOST = 0, 1, 2
 # truncated, and a list of the last observations.
 ResultArrays: TypeAlias = "tuple[Any, Any, Any, Any, list[Any]]"
 
+# What `step_rows` returns: where it stopped.
+_Stopped: TypeAlias = "tuple[int, Any, bool, Any]"
+# A row for Python: its action, and what C has got of it. That is the outcome of its step or reset (NotImplemented:
+# neither was called), or the outcome of an automatic reset and the result of the step before it (else None).
+_Turn: TypeAlias = "tuple[int, Any, Any, Any]"
+
 # In place of the options of a reset: it is an automatic one.
 _AUTOMATIC: Any = object()
 
@@ -290,27 +296,27 @@ class Autoreset:
     @property
     def c_arguments(self) -> tuple[list[Any], list[Any], list[int], dict[int, int], int, Any]:
         """The arguments of `step_rows` from `steps` to `current_row`."""
-        at_end = -1 if self._same_step or self._has_spares else int(self.resets_next_step)
+        at_end = -1 if self._has_spares else -2 if self._same_step else int(self.resets_next_step)
         return self._steps, self._resets, self.pending_reset, self._seeds, at_end, self._current_row
 
     def _step_in_c(
-        self, first: int, actions: list[Any], arrays: ResultArrays, out: Stepped, started: tuple[int, Any, bool] | None
-    ) -> Iterator[tuple[int, Any, Any]]:
-        """Step rows in C; yield each row that C leaves to Python, its action, and the outcome that C got, if any."""
+        self, first: int, actions: list[Any], arrays: ResultArrays, out: Stepped, started: _Stopped | None
+    ) -> Iterator[_Turn]:
+        """Step rows in C; yield those that C leaves to Python."""
         assert step_rows is not None
         left: list[int] = []
         out.rows = left
         row, stop = first, first + len(actions)
         while row < stop:
-            outcome: Any = NotImplemented
+            outcome, last_step = NotImplemented, None
             if not out.nonstandard:
                 if started is None:
                     started = step_rows(row, first, actions, *self.c_arguments, out.infos, arrays)
-                (row, outcome, out.nonstandard), started = started, None
+                (row, outcome, out.nonstandard, last_step), started = started, None
                 if row == stop:
                     return
             left.append(row)
-            yield row, actions[row - first], outcome
+            yield row, actions[row - first], outcome, last_step
             row += 1
 
     def step(
@@ -318,7 +324,7 @@ class Autoreset:
         rows: Sequence[int],
         actions: Sequence[Any],
         arrays: ResultArrays | None = None,
-        started: tuple[list[tuple[int, dict[str, Any]]], int, Any, bool] | None = None,
+        started: tuple[list[tuple[int, dict[str, Any]]], _Stopped] | None = None,
     ) -> Stepped:
         """Step rows with one action each.
 
@@ -330,22 +336,21 @@ class Autoreset:
         out = Stepped(rows)
         stopped = None
         if started is not None:
-            out.infos, stopped = started[0], started[1:]
+            out.infos, stopped = started
         if arrays is None:
-            turns: Iterable[tuple[int, Any, Any]] = zip(rows, actions, [NotImplemented] * len(rows), strict=True)
+            n = len(rows)
+            turns: Iterable[_Turn] = zip(rows, actions, [NotImplemented] * n, [None] * n, strict=True)
         else:
             turns = self._step_in_c(rows[0] if rows else 0, list(actions), arrays, out, stopped)
         steps, pending_reset, current_row = self._steps, self.pending_reset, self._current_row
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
         observations = out.observations
-        five: Any = None
-        for row, action, done in turns:
+        for row, action, done, five in turns:
             reward: Any
             final = None
             current_row[0] = row + 1
             try:
-                if isinstance(done, BaseException):
-                    five = None
+                if five is None and isinstance(done, BaseException):
                     raise done
                 if pending_reset[row]:
                     if pending_reset[row] == LOST and not self._same_step:
@@ -355,7 +360,11 @@ class Autoreset:
                         obs, fresh = self._autoreset(row)
                         info = {**fresh, **info}
                 else:
-                    five = steps[row](action) if done is NotImplemented else done
+                    first: Any = NotImplemented  # what the reset has returned or raised, if C has made it
+                    if five is not None:
+                        first = done
+                    else:
+                        five = steps[row](action) if done is NotImplemented else done
                     obs, reward, ends, cut, info = five
                     if type(info) is not dict:
                         check_info("step", info)
@@ -371,7 +380,9 @@ class Autoreset:
                             pending_reset[row] = _RESET
                         elif self._same_step:
                             final = {"final_obs": copy_containers(obs), "final_info": copy_containers(info)}
-                            obs, info = _check_reset(self._resets[row]())
+                            if isinstance(first, BaseException):
+                                raise first
+                            obs, info = _check_reset(self._resets[row]() if first is NotImplemented else first)
                 if final is not None:
                     if isinstance(info, dict) and not final.keys().isdisjoint(info):
                         info = _added(final, info)  # dicts of one row are merged in the order of their schema ids

@@ -47,8 +47,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "WorkerRequest": ("arrived", "fast_reply", "member", "request_id", "slots", "start", "stop"),
     "WorkerSlots": ("schemas", "start", "worker"),
 }
-# attributes of numpy's and asyncio's objects
-OTHERS = ("astype", "copy", "done", "itemsize", "set_result")
+# attributes of numpy's and asyncio's objects, and keys of infos
+OTHERS = ("astype", "copy", "done", "final_info", "final_obs", "itemsize", "set_result")
 
 _Class = TypeVar("_Class", bound=type[Any])
 

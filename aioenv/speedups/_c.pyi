@@ -165,7 +165,7 @@ def serve_steps(
     fast_path: _FastPath,
     seconds: float,
     /,
-) -> int | tuple[int, int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool] | None:
+) -> int | tuple[int, int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool, Any] | None:
     """Answer plain steps of all or successive rows, until another request comes, or none in time.
 
     Args:
@@ -190,7 +190,7 @@ def serve_steps(
 
 def step_here(
     fast_path: _FastPath, first: int, count: int, actions: NDArray[Any], into: list[memoryview] | None, /
-) -> bytes | tuple[int, int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool]:
+) -> bytes | tuple[int, int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool, Any]:
     """Step successive rows of a service in this process, and copy the results into buffers.
 
     Args:
@@ -220,7 +220,7 @@ def step_rows(
     infos: list[tuple[int, dict[str, Any]]],
     into: tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
     /,
-) -> tuple[int, Any, bool]:
+) -> tuple[int, Any, bool, Any]:
     """Step envs, from one row on, up to the first row that is left to Python.
 
     Args:
@@ -230,7 +230,9 @@ def step_rows(
         steps, resets: the envs' `step` and `reset`.
         pending_reset: the next step of each row: a step of its env (0) or a reset (1). Other values are left to Python.
         seeds: for the next resets, by row. If there are any, a reset is left to Python.
-        at_end: the value of `pending_reset` after the end of an episode; -1: the end of an episode is left to Python.
+        at_end: the value of `pending_reset` after the end of an episode; -1: the end of an episode is left to Python;
+            -2: the env is reset at once, and the row gets another info before that of its reset, with `final_obs` and
+            `final_info`.
         current_row: `current_row[0]` is set to row + 1 before an env runs.
         infos: row and info dict are appended, unless the dict is empty.
         into: the arrays that results go to: observations of any dtype, in dicts and tuples as an env returns them,
@@ -241,5 +243,6 @@ def step_rows(
         * the row that is left to Python, or the one after the last;
         * the result or exception of that row's `step` or `reset`, of which nothing was stored; NotImplemented if
           neither was called;
-        * whether the env will probably do the same each time, as with the dtype of an observation.
+        * whether the env will probably do the same each time, as with the dtype of an observation;
+        * a copy of the result of that row's last step, if the outcome is that of the reset after it; else None.
     """

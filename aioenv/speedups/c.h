@@ -165,7 +165,8 @@ typedef struct {
 /* Where stepping stopped: the first row that is left to Python, or the one after the last. */
 typedef struct {
     Py_ssize_t row;
-    PyObject *outcome; /* a new reference, or NULL */
+    PyObject *outcome;   /* a new reference, or NULL */
+    PyObject *last_step; /* likewise; if the outcome is that of the reset after it */
     int nonstandard;
 } StopPoint;
 

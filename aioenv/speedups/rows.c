@@ -208,6 +208,20 @@ static PyObject *copy_containers(PyObject *value) {
     return copy;
 }
 
+/* The status of an outcome: stored; left to Python; left to Python, and probably so each time; the end of an episode
+ * whose env is to be reset at once, with nothing stored; an exception. */
+enum { STORED = 0, LEFT_TO_PYTHON = 1, NONSTANDARD = 2, ENDED = 3, RAISED = -1 };
+
+/* Values of `at_end` that are no value of `pending_rows`. */
+enum { END_LEFT_TO_PYTHON = -1, RESET_AT_ONCE = -2 };
+
+static int append_info(PyObject *infos, Py_ssize_t row, PyObject *info) { /* takes the reference */
+    PyObject *pair = Py_BuildValue("(nN)", row, info);
+    int failed = pair == NULL ? -1 : PyList_Append(infos, pair);
+    Py_XDECREF(pair);
+    return failed;
+}
+
 static int store_info(PyObject *info, Py_ssize_t row, const Stepping *stepping) {
     PyObject *infos = stepping->infos;
     if (!PyDict_GET_SIZE(info))
@@ -218,22 +232,19 @@ static int store_info(PyObject *info, Py_ssize_t row, const Stepping *stepping) 
         if (restore_infos(stepping->columns, infos) < 0)
             return -1;
     }
-    PyObject *pair = Py_BuildValue("(nN)", row, copy_containers(info));
-    int failed = pair == NULL ? -1 : PyList_Append(infos, pair);
-    Py_XDECREF(pair);
-    return failed;
+    return append_info(infos, row, copy_containers(info));
 }
 
-/* The status of an outcome: stored; left to Python; left to Python, and probably so each time; an exception. */
-enum { STORED = 0, LEFT_TO_PYTHON = 1, NONSTANDARD = 2, RAISED = -1 };
-
-static int store_row(PyObject *observation, double reward, int terminated, int truncated, PyObject *info,
-                     Py_ssize_t row, const Stepping *stepping, Outputs *outputs) {
-    if (!PyDict_CheckExact(info))
-        return NONSTANDARD;
+/* Store an observation, if it and the info are as expected; else return NONSTANDARD. */
+static int store_observation(PyObject *observation, PyObject *info, Py_ssize_t row, const Outputs *outputs) {
     int leaf = 0;
-    if (store_tree(observation, outputs->tree, outputs, &leaf, row))
-        return NONSTANDARD;
+    int mismatch = !PyDict_CheckExact(info) || store_tree(observation, outputs->tree, outputs, &leaf, row);
+    return mismatch ? NONSTANDARD : STORED;
+}
+
+/* Store the rest of a row's results. */
+static int store_rest(PyObject *observation, double reward, int terminated, int truncated, PyObject *info,
+                      Py_ssize_t row, const Stepping *stepping, Outputs *outputs) {
     if (store_info(info, row, stepping) < 0)
         return RAISED;
     ((double *)outputs->flags[0].buf)[row] = reward;
@@ -250,10 +261,14 @@ static int store_step(PyObject *outcome, Py_ssize_t row, const Stepping *steppin
     if (terminated < 0 || truncated < 0 || as_number(PyTuple_GET_ITEM(outcome, 1), &reward) < 0)
         return NONSTANDARD;
     int ends = terminated || truncated;
-    if (ends && stepping->at_end < 0)
+    PyObject *observation = PyTuple_GET_ITEM(outcome, 0), *info = PyTuple_GET_ITEM(outcome, 4);
+    if (ends && stepping->at_end == RESET_AT_ONCE)
+        return PyDict_CheckExact(info) ? ENDED : NONSTANDARD;
+    if (ends && stepping->at_end == END_LEFT_TO_PYTHON)
         return LEFT_TO_PYTHON;
-    int status = store_row(PyTuple_GET_ITEM(outcome, 0), reward, terminated, truncated, PyTuple_GET_ITEM(outcome, 4),
-                           row, stepping, outputs);
+    int status = store_observation(observation, info, row, outputs);
+    if (status == STORED)
+        status = store_rest(observation, reward, terminated, truncated, info, row, stepping, outputs);
     if (status == STORED && ends && PyList_SetItem(stepping->pending_rows, row, PyLong_FromLong(stepping->at_end)) < 0)
         return RAISED;
     return status;
@@ -262,10 +277,54 @@ static int store_step(PyObject *outcome, Py_ssize_t row, const Stepping *steppin
 static int store_reset(PyObject *outcome, Py_ssize_t row, const Stepping *stepping, Outputs *outputs) {
     if (!PyTuple_CheckExact(outcome) || PyTuple_GET_SIZE(outcome) != 2)
         return LEFT_TO_PYTHON;
-    int status = store_row(PyTuple_GET_ITEM(outcome, 0), 0, 0, 0, PyTuple_GET_ITEM(outcome, 1), row, stepping, outputs);
+    PyObject *observation = PyTuple_GET_ITEM(outcome, 0), *info = PyTuple_GET_ITEM(outcome, 1);
+    int status = store_observation(observation, info, row, outputs);
+    if (status == STORED)
+        status = store_rest(observation, 0, 0, 0, info, row, stepping, outputs);
     if (status == STORED && PyList_SetItem(stepping->pending_rows, row, PyLong_FromLong(0)) < 0)
         return RAISED;
     return status;
+}
+
+/* Copy the outcome of an episode's last step: the reset may write into what the env has returned. Return NULL, without
+ * an exception, if that fails. */
+static PyObject *copy_last_step(PyObject *outcome) {
+    PyObject *copy = PyTuple_New(5);
+    for (Py_ssize_t i = 0; copy != NULL && i < 5; i++) {
+        PyObject *item = PyTuple_GET_ITEM(outcome, i);
+        item = i == 0 || i == 4 ? copy_containers(item) : Py_NewRef(item);
+        PyTuple_SET_ITEM(copy, i, item);
+        if (item == NULL)
+            Py_CLEAR(copy);
+    }
+    if (copy == NULL)
+        PyErr_Clear();
+    return copy;
+}
+
+/* Store an episode's last step, and what the reset after it returned. */
+static int store_both(PyObject *step, PyObject *reset, Py_ssize_t row, const Stepping *stepping, Outputs *outputs) {
+    if (!PyTuple_CheckExact(reset) || PyTuple_GET_SIZE(reset) != 2)
+        return LEFT_TO_PYTHON;
+    PyObject *observation = PyTuple_GET_ITEM(reset, 0), *info = PyTuple_GET_ITEM(reset, 1);
+    if (store_observation(observation, info, row, outputs) != STORED)
+        return NONSTANDARD;
+    for (int i = 0; i < 2; i++) { /* Python merges these with those of the last step */
+        int has_final = PyDict_Contains(info, i ? str_final_info : str_final_obs);
+        if (has_final)
+            return has_final < 0 ? RAISED : LEFT_TO_PYTHON;
+    }
+    Columns *columns = stepping->columns;
+    if (columns != NULL && columns->schemas != NULL && restore_infos(columns, stepping->infos) < 0)
+        return RAISED;
+    PyObject *final = Py_BuildValue("{OOOO}", str_final_obs, PyTuple_GET_ITEM(step, 0), str_final_info,
+                                    PyTuple_GET_ITEM(step, 4));
+    if (append_info(stepping->infos, row, final) < 0)
+        return RAISED;
+    double reward = 0;
+    as_number(PyTuple_GET_ITEM(step, 1), &reward); /* `store_step` has found that it is one */
+    int terminated = as_flag(PyTuple_GET_ITEM(step, 2)), truncated = as_flag(PyTuple_GET_ITEM(step, 3));
+    return store_rest(observation, reward, terminated, truncated, info, row, stepping, outputs);
 }
 
 PyObject *take_exception(void) {
@@ -283,6 +342,23 @@ PyObject *take_exception(void) {
 #endif
 }
 
+/* Reset an env after its episode's last step, and store both; `outcome` becomes what the reset returned or raised. */
+static int reset_at_once(PyObject *last_step, PyObject **outcome, Py_ssize_t row, Py_ssize_t rows,
+                         const Stepping *stepping, Outputs *outputs) {
+    if (PyList_GET_SIZE(stepping->resets) != rows)
+        return RAISED;
+    PyObject *reset = Py_NewRef(PyList_GET_ITEM(stepping->resets, row));
+    Py_SETREF(*outcome, PyObject_CallNoArgs(reset));
+    Py_DECREF(reset);
+    if (*outcome == NULL) {
+        *outcome = take_exception();
+        return LEFT_TO_PYTHON;
+    }
+    if (PyList_GET_SIZE(outputs->last) != rows)
+        return RAISED;
+    return store_both(last_step, *outcome, row, stepping, outputs);
+}
+
 int step_from(Py_ssize_t row, const Stepping *stepping, StopPoint *stopped) {
     PyObject *actions = stepping->actions, *pending_rows = stepping->pending_rows;
     Outputs outputs;
@@ -295,7 +371,7 @@ int step_from(Py_ssize_t row, const Stepping *stepping, StopPoint *stopped) {
         return -1;
     }
     Py_ssize_t rows = PyList_GET_SIZE(outputs.last), first = stepping->first, count = PyList_GET_SIZE(actions);
-    PyObject *outcome = NULL;
+    PyObject *outcome = NULL, *last_step = NULL;
     int status = STORED;
     if (first < 0 || row < first || first + count > rows || current_row.len < (Py_ssize_t)sizeof(uint32_t))
         status = RAISED;
@@ -334,19 +410,27 @@ int step_from(Py_ssize_t row, const Stepping *stepping, StopPoint *stopped) {
             status = RAISED;
         else
             status = (next ? store_reset : store_step)(outcome, row, stepping, &outputs);
+        if (status == ENDED) {
+            last_step = copy_last_step(outcome);
+            status = LEFT_TO_PYTHON;
+            if (last_step != NULL)
+                status = reset_at_once(last_step, &outcome, row, rows, stepping, &outputs);
+        }
         if (status != STORED)
             break;
         Py_CLEAR(outcome);
+        Py_CLEAR(last_step);
     }
     PyBuffer_Release(&current_row);
     release_outputs(&outputs);
     if (status == RAISED) {
         Py_XDECREF(outcome);
+        Py_XDECREF(last_step);
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "expected one entry per row in each list");
         return -1;
     }
-    *stopped = (StopPoint){.row = row, .outcome = outcome, .nonstandard = status == NONSTANDARD};
+    *stopped = (StopPoint){row, outcome, last_step, status == NONSTANDARD};
     return 0;
 }
 
@@ -363,6 +447,7 @@ PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     StopPoint stopped;
     if (PyErr_Occurred() || step_from(row, &stepping, &stopped) < 0)
         return NULL;
-    return Py_BuildValue("(nNO)", stopped.row, stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
-                         stopped.nonstandard ? Py_True : Py_False);
+    return Py_BuildValue("(nNON)", stopped.row, stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
+                         stopped.nonstandard ? Py_True : Py_False,
+                         stopped.last_step == NULL ? Py_NewRef(Py_None) : stopped.last_step);
 }

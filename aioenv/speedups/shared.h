@@ -56,6 +56,8 @@ enum { NAME_KEY, NAME_MASK_KEY, NAME_DTYPE, NAME_SHAPE, NAME_FIELDS }; /* aioenv
     name(fast_reply) \
     name(fd) \
     name(feed) \
+    name(final_info) \
+    name(final_obs) \
     name(frames) \
     name(generation) \
     name(itemsize) \

@@ -272,8 +272,8 @@ static int clear_current_row(PyObject *current_row) {
     return 0;
 }
 
-/* Step the rows of a request with a list of actions, of which this takes the reference. Return 1 and the payload of the reply; 0 and the fields of a `PartialStep`, if Python must
- * finish the step; -1: exception. */
+/* Step the rows of a request with a list of actions, of which this takes the reference. Return 1 and the payload of the
+ * reply; 0 and the fields of a `PartialStep`, if Python must finish the step; -1: exception. */
 static int step_request(PyObject *fast_path, const StepRequest *request, PyObject *actions, PyObject **result) {
 #define FIELD(part) PyTuple_GET_ITEM(fast_path, FAST_PATH_##part)
     long at_end = PyLong_AsLong(FIELD(AT_END));
@@ -295,12 +295,15 @@ static int step_request(PyObject *fast_path, const StepRequest *request, PyObjec
     if (step_from(request->first, &stepping, &stopped) < 0) /* an env changed the worker's lists: the step fails */
         stopped = (StopPoint){.row = -1, .outcome = take_exception()};
     Py_DECREF(outputs);
-    int for_python = stopped.row < request->first + request->count || PyList_GET_SIZE(infos);
-    if (!for_python) { /* all envs have been stepped */
-        int complete = clear_current_row(FIELD(CURRENT_ROW)) < 0 ? -1 : write_extras(FIELD(WRITE_EXTRAS), request);
+    int all_stepped = stopped.row == request->first + request->count;
+    int for_python = !all_stepped || PyList_GET_SIZE(infos);
+    if (all_stepped) {
+        int complete = clear_current_row(FIELD(CURRENT_ROW)) < 0 ? -1 : 0;
+        if (complete == 0 && !for_python)
+            complete = write_extras(FIELD(WRITE_EXTRAS), request);
         if (complete < 0)
             stopped = (StopPoint){.row = -1, .outcome = take_exception()};
-        for_python = complete < 1;
+        for_python |= complete < 1;
     }
     if (!for_python) {
         Py_DECREF(actions);
@@ -312,14 +315,16 @@ static int step_request(PyObject *fast_path, const StepRequest *request, PyObjec
     if (columns.schemas != NULL && restore_infos(&columns, infos) < 0) {
         free_columns(&columns);
         Py_XDECREF(stopped.outcome);
+        Py_XDECREF(stopped.last_step);
         Py_DECREF(actions);
         Py_DECREF(infos);
         return -1;
     }
-    *result = Py_BuildValue("(kknnnNNnNO)", (unsigned long)request->id, (unsigned long)request->generation,
+    *result = Py_BuildValue("(kknnnNNnNON)", (unsigned long)request->id, (unsigned long)request->generation,
                             request->shared_batch, request->first, request->count, actions, infos, stopped.row,
                             stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
-                            stopped.nonstandard ? Py_True : Py_False);
+                            stopped.nonstandard ? Py_True : Py_False,
+                            stopped.last_step == NULL ? Py_NewRef(Py_None) : stopped.last_step);
     return *result == NULL ? -1 : 0;
 }
 

@@ -235,8 +235,8 @@ class EnvService(SlotService):
 
     def _step_rest(self, rows: Sequence[int], partial: PartialStep) -> Stepped:
         """Step the rows that C has left, and store the results."""
-        started = partial.infos, partial.row, partial.outcome, partial.nonstandard
-        out = self._stepper.step(rows, partial.actions, self._rows.direct_into(partial.batch), started)
+        stopped = partial.row, partial.outcome, partial.nonstandard, partial.last_step
+        out = self._stepper.step(rows, partial.actions, self._rows.direct_into(partial.batch), (partial.infos, stopped))
         if out.rows:
             self._rows.store(partial.batch, out)
         return out

@@ -93,6 +93,8 @@ class PartialStep(NamedTuple):
         row: the first row that C has not stepped; -1 if the step can't go on because of something that the envs did.
         outcome: the result or exception of that row's `step` or `reset`; with row -1 the exception to raise.
         nonstandard: whether further steps will probably be nonstandard in the same way.
+        last_step: the result of that row's `step`, if it ended an episode and the outcome is that of the reset after
+            it; else None.
         stepped: the results, which are stored, if Python has stepped the other rows, and the reply alone is left.
     """
 
@@ -106,6 +108,7 @@ class PartialStep(NamedTuple):
     row: int
     outcome: Any
     nonstandard: bool
+    last_step: Any
     stepped: Stepped | None = None
 
     @classmethod

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
@@ -94,8 +95,11 @@ class Odd(gym.Env[Any, Any]):
 
 BOX = spaces.Box(-9, 9, (3,), np.float32)
 ENDS, CUT = {"ends": True}, {"cut": True}
-# by name: the space, what steps give (by their number), what resets do, and whether C goes on all the way
-STORIES: dict[str, tuple[spaces.Space[Any], dict[int, Any], dict[int, Any], bool]] = {
+_ONES = np.ones(3, np.float32)
+_NEVER_RESETS, _SAME_STEP = (AutoresetMode.DISABLED,), (AutoresetMode.SAME_STEP,)
+# by name: the space, what steps give (by their number), what resets do, and whether C goes on all the way, or in which
+# modes alone it does
+STORIES: dict[str, tuple[spaces.Space[Any], dict[int, Any], dict[int, Any], bool | tuple[AutoresetMode, ...]]] = {
     "usual": (BOX, {3: ENDS, 5: CUT, 6: {"info": {"a": 1, "b": np.ones(2)}}}, {}, True),
     "infos at both ends": (BOX, {3: {**ENDS, "info": {"last": 1}}}, {2: (np.ones(3, np.float32), {"new": 2})}, True),
     "numpy flags and rewards": (BOX, {2: {"reward": np.float32(0.1), "ends": np.True_}, 4: {"reward": 3}}, {}, True),
@@ -103,6 +107,18 @@ STORIES: dict[str, tuple[spaces.Space[Any], dict[int, Any], dict[int, Any], bool
     "raises in a reset": (BOX, {2: ENDS}, {2: LookupError("lost")}, True),
     "no further episode": (BOX, {2: ENDS}, {2: EpisodesDone("that was all")}, True),
     "four values": (BOX, {2: (np.zeros(3, np.float32), 0.0, False, {})}, {}, True),
+    "reset: another dtype": (BOX, {2: ENDS}, {2: (np.arange(3.0), {})}, _NEVER_RESETS),
+    "reset: no dict": (BOX, {2: ENDS}, {2: (_ONES, OrderedDict(a=1))}, _NEVER_RESETS),
+    "reset: final_obs": (BOX, {2: ENDS}, {2: (_ONES, {"final_obs": 1})}, True),
+    "reset: final_info": (
+        BOX,
+        {2: {**CUT, "info": {"a": {"b": 1}}}, 4: CUT},
+        {2: (_ONES, {"final_info": {"a": {"c": 1}}}), 3: (_ONES, {"a": 1})},
+        True,
+    ),
+    "reset: an error like Python's": (BOX, {2: ENDS}, {2: ValueError("not enough values to unpack")}, True),
+    "a last observation that fits nothing": (BOX, {2: {"obs": {"a": [np.ones(2)]}, **ENDS}}, {}, _SAME_STEP),
+    "no info at an end": (BOX, {2: {**ENDS, "info": None}, 4: {"info": None}}, {}, False),
     "no pair": (BOX, {2: ENDS}, {2: np.zeros(3, np.float32)}, True),
     "None": (BOX, {2: None}, {}, True),
     "another dtype": (BOX, {2: {"obs": np.arange(3.0)}}, {}, False),
@@ -156,7 +172,8 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
 @pytest.mark.parametrize("name", STORIES)
 def test_steps_in_c_are_those_in_python(monkeypatch, name, mode):
     in_c, goes_on = run(name, mode)
-    assert goes_on == STORIES[name][3]
+    expected = STORIES[name][3]
+    assert goes_on == (expected if isinstance(expected, bool) else mode in expected)
     monkeypatch.setattr(row_buffers, "compiled", False)
     monkeypatch.setattr(autoreset, "step_rows", None)
     in_python, never = run(name, mode)
@@ -202,6 +219,53 @@ def test_an_env_that_takes_its_worker_apart_is_an_error_and_no_crash():
     stepper.reset(0, None, None)
     with pytest.raises(ValueError, match="one entry per row in each list"):
         stepper.step(range(1), [0], rows.direct_into(0))
+
+
+@compiled
+@pytest.mark.parametrize("when", ["step", "reset"])
+def test_an_env_that_takes_lists_apart_at_the_end_of_its_episode_is_an_error_and_no_crash(when):
+    class Vandal(Odd):
+        def reset(self, **how: Any) -> Any:
+            if self._episodes and when == "reset":
+                rows._last.clear()
+            return super().reset(**how)
+
+        def step(self, action: Any) -> Any:
+            if when == "step":
+                stepper._resets.clear()
+            return super().step(action)
+
+    stepper = Autoreset([Vandal(BOX, {1: ENDS}, {})], AutoresetMode.SAME_STEP, memoryview(bytearray(4)).cast("I"))
+    rows = ResultRows(Layout(BOX), 1, [{}], [])
+    stepper.reset(0, None, None)
+    with pytest.raises(ValueError, match="one entry per row in each list"):
+        stepper.step(range(1), [0], rows.direct_into(0))
+
+
+@compiled
+def test_a_reset_that_writes_into_the_last_observation_and_info_does_not_change_them():
+    class Reusing(Odd):
+        obs, info = np.zeros(3, np.float32), {"a": np.zeros(2), "b": [1]}
+
+        def reset(self, **how: Any) -> Any:
+            self.obs += 10
+            self.info["a"] += 10
+            self.info["b"].append(2)
+            return self.obs, self.info
+
+    both: list[Any] = []
+    for odd in (False, True):  # Python finishes what C has started after an odd reset
+        env = Reusing(BOX, {1: {**ENDS, "obs": Reusing.obs, "info": Reusing.info}}, {})
+        Reusing.obs[:], Reusing.info["a"][:], Reusing.info["b"][:] = 5, 5, [1]
+        stepper = Autoreset([env], AutoresetMode.SAME_STEP, memoryview(bytearray(4)).cast("I"))
+        if odd:
+            stepper._resets[0] = lambda env=env: [*env.reset()]
+        rows = ResultRows(Layout(BOX), 1, [{}], [])
+        both.append(stepper.step(range(1), [0], rows.direct_into(0)).infos)
+    assert repr(both[0]) == repr(both[1])
+    (_, final), (_, first) = both[0]
+    assert (final["final_obs"] == 5).all() and (final["final_info"]["a"] == 5).all() and final["final_info"]["b"] == [1]
+    assert (first["a"] == 15).all() and first["b"] == [1, 2]
 
 
 # ------------------------------------------------------------ frames
@@ -387,8 +451,8 @@ def test_observations_that_do_not_fit_a_tree_are_for_python():
         {"a": a, "b": (b,)}, {"a": a, "b": (b, {"c": c}, 1)}, {"a": a, "b": (b, {})}, {"a": a, "b": (b, {"c": 0.5})},
         {"a": a[:2], "b": (b, {"c": c})}, {"a": a, "b": (b, {"c": 1 << 70})}, {"a": a, "b": (b, {"c": {}})},
     ):  # fmt: skip
-        row, outcome, is_odd = put(tree, odd)
-        assert (row, is_odd) == (0, True) and outcome[0] is odd
+        row, outcome, is_odd, last_step = put(tree, odd)
+        assert (row, is_odd, last_step) == (0, True, None) and outcome[0] is odd
 
 
 @compiled

@@ -398,7 +398,8 @@ def test_infos_that_turn_out_unusual_are_given_back_as_they_were(script, mode):
             Scripted.given = {}
             said, begun = desk.step()
             in_c.append(said)
-            for row, info in begun.infos if begun is not None else ():
+            infos = begun.infos if begun is not None else ()
+            for row, info in [each for each in infos if "final_obs" not in each[1]]:
                 assert exactly(info) == exactly(Scripted.given[row])
     with pytest.MonkeyPatch.context() as patch:
         all_in_python(patch)

@@ -768,7 +768,7 @@ def test_a_signal_while_python_finishes_a_step_leaves_it_to_recv(fails, handler_
         def step(self, action):
             if fails and self.broken(action):
                 raise ValueError("broken")
-            return super().step(action)
+            return list(super().step(action))  # C leaves a list to Python, and what comes after it
 
         def broken(self, action):
             self.count = getattr(self, "count", 0) + 1
@@ -779,7 +779,7 @@ def test_a_signal_while_python_finishes_a_step_leaves_it_to_recv(fails, handler_
             pass
 
         Rings.number = number
-        envs = await aioenv.AsyncVectorEnv([Rings, Fails], num_workers=0, autoreset_mode="SameStep")
+        envs = await aioenv.AsyncVectorEnv([Fails, Rings], num_workers=0, autoreset_mode="SameStep")
         await envs.reset(seed=0)
         for _ in range(7 * 15 - 1):
             await envs.step(np.zeros(2, int))
@@ -794,6 +794,28 @@ def test_a_signal_while_python_finishes_a_step_leaves_it_to_recv(fails, handler_
             await envs.close()
 
     assert_same(run_on("uvloop", results(signal.SIGUSR1)), run_on("uvloop", results(0)))
+
+
+@compiled
+def test_a_signal_in_a_reset_after_the_end_of_an_episode_is_an_error_of_that_slot(handler_raises):
+    """As in a step: C has called the env, in whose code the handler raises."""
+
+    class Rings(SignalsAtEnds):
+        number = signal.SIGUSR1
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([Told, Rings], num_workers=0, autoreset_mode="SameStep") as envs:
+            await envs.reset(seed=0)
+            for _ in range(7 * 15 - 1):
+                await envs.step(np.zeros(2, int))
+            with pytest.raises(Rung):
+                await envs.step(np.zeros(2, int))
+            with pytest.raises(aioenv.EnvError, match=r"slot 1 .*Rung"):
+                await envs.recv(2)
+            await envs.reset()
+            await envs.step(np.zeros(2, int))
+
+    run_on("uvloop", main())
 
 
 @compiled
