@@ -156,10 +156,10 @@ class WorkerGroup:
         return request
 
     def finish_step(self, started: PartialStep) -> BatchRequest:
-        """Make a request of a step of all slots that was started on this thread, and finish it.
+        """Make a request of a step of all slots that C has started on this thread, and finish it.
 
         Args:
-            started: of `ThreadChannel.step`, or what `ThreadChannel.finish_in_place` has made of it.
+            started: of `ThreadChannel.step`.
         """
         scheduler, request = self._scheduler, (self._pool or self._make_pool()).acquire()
         try:

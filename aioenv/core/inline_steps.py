@@ -1,8 +1,8 @@
 """`InlineSteps`: a step of all slots on the caller's thread, where the only worker is a thread of this process.
 
 It takes the place of `WorkerGroup.step` and `RequestScheduler.outcome` for plain steps: there is nothing to wait for,
-so no request is made. Python finishes what C leaves to it. With errors, or with infos that must be pickled, that
-becomes a request, and takes the usual path.
+so no request is made. A step that C leaves to Python, or whose infos must be pickled, becomes a request, and takes the
+usual path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from aioenv.core.results import StepResult
 from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
-from aioenv.platform import HeldSignals
 from aioenv.spaces.infos import Gatherer, SchemaTable, merge_infos, merge_rows, shares_nothing
 from aioenv.spaces.layout import COPIED
 from aioenv.worker.service import PartialStep
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.process.supervisor import Worker
     from aioenv.process.thread_process import ThreadChannel
-    from aioenv.spaces.autoreset import Stepped
     from aioenv.spaces.infos import Columns
 
     Rows: TypeAlias = Sequence[tuple[int, dict[str, Any]]]  # info dicts, with their rows
@@ -106,29 +104,12 @@ class InlineSteps:
             started = PartialStep.from_tuple(payload)
             infos = channel.infos_of(started)
             if infos is None or not _share_nothing(infos):
-                return self._finish(channel, started)
+                return self._finish(started)
             return self._result(channel, infos)
         return self._result(channel, payload)
 
-    def _finish(self, channel: ThreadChannel, started: PartialStep) -> StepResult | BatchRequest:
-        """Finish a step that C has started. If a signal handler raises then, `recv` has the result."""
-        done: StepResult | BatchRequest | None = None
-        if isinstance(started.outcome, BaseException):  # a signal handler may have raised it
-            done = self._everyone.finish_step(started)
-        else:
-            try:
-                with HeldSignals(twice=False):
-                    finished = channel.finish_in_place(started)
-                    rows = _rows_of(finished.stepped)
-                    done = self._everyone.finish_step(finished) if rows is None else self._result(channel, rows)
-            except BaseException:
-                if isinstance(done, StepResult):
-                    self.leave_to_recv(done)
-                elif done is not None:
-                    self._scheduler.roll_back(done)
-                raise
-        if isinstance(done, StepResult):
-            return done
+    def _finish(self, started: PartialStep) -> StepResult | BatchRequest:
+        done = self._everyone.finish_step(started)
         part = done.parts[0]
         if done.open or part.errors:
             return done
@@ -195,13 +176,6 @@ class InlineSteps:
         request.open = 0
         request.done.set_result(None)
         self._scheduler.leave(request)
-
-
-def _rows_of(out: Stepped | None) -> Rows | None:
-    """Return the infos of a step that Python has finished; None if a request must tell about it."""
-    if out is None or out.failures or out.exhausted or out.lost or out.ended:
-        return None
-    return out.infos if _share_nothing(out.infos) else None
 
 
 def _share_nothing(rows: Rows) -> bool:

@@ -149,8 +149,8 @@ class ThreadChannel:
             limit_s: steps are also short below this; for a caller who blocks no loop.
 
         Returns:
-            The payload of the reply; the fields of a `PartialStep` that `finish_in_place` or `finish_step` must finish
-            (see `speedups.step_here`); or None if nothing was done.
+            The payload of the reply; the fields of a `PartialStep` that `finish_step` must finish (see
+            `speedups.step_here`); or None if nothing was done.
         """
         if speedups.step_here is None or not self._steps_inline(limit_s):
             return None
@@ -175,25 +175,6 @@ class ThreadChannel:
         assert self._fast_path is not None
         done = started.row == started.rows.stop and self._fast_path.write_extras is None
         return started.infos if done else None
-
-    def finish_in_place(self, started: PartialStep) -> PartialStep:
-        """Finish a step of all rows that C has started, on the caller's thread, but for its reply.
-
-        Call it with signals held back: a handler that raises would lose what it returns.
-
-        Returns:
-            What `finish_step` delivers. If it is `stepped`, the caller may take that and `results` instead.
-        """
-        fast_path, self._fast_path = self._fast_path, None
-        assert fast_path is not None
-        table = current_table()
-        set_current_table(self._table)
-        start_s = perf_counter()
-        try:
-            return fast_path.finish(started)
-        finally:
-            set_current_table(table)
-            self._times[Kind.STEP].record(perf_counter() - start_s)
 
     def finish_step(self, started: PartialStep) -> None:
         """Finish a step that C has started, on the caller's thread, and deliver the reply before this returns.

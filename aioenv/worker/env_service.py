@@ -230,29 +230,11 @@ class EnvService(SlotService):
         if partial.row < 0:
             raise partial.outcome
         rows = self._all_rows if partial.rows == self._all_rows else partial.rows
-        out = self._step_rest(rows, partial) if partial.stepped is None else partial.stepped
-        return self._reply_to_step(rows, out)
-
-    def _step_rest(self, rows: Sequence[int], partial: PartialStep) -> Stepped:
-        """Step the rows that C has left, and store the results."""
         stopped = partial.row, partial.outcome, partial.nonstandard, partial.last_step
         out = self._stepper.step(rows, partial.actions, self._rows.direct_into(partial.batch), (partial.infos, stopped))
         if out.rows:
             self._rows.store(partial.batch, out)
-        return out
-
-    def _finish_in_place(self, partial: PartialStep) -> PartialStep:
-        """Finish a step of all rows but for its reply, which a caller in this process may not need.
-
-        Returns:
-            What `handle` replies to, with the results, unless more than those are to be sent.
-        """
-        if self._write_extras is not None:
-            return partial
-        try:
-            return partial._replace(stepped=self._step_rest(self._all_rows, partial))
-        except BaseException as exc:  # SystemExit of an env, say
-            return partial._replace(row=-1, outcome=exc)
+        return self._reply_to_step(rows, out)
 
     def _reply_to_step(self, rows: Sequence[int], out: Stepped) -> Reply:
         failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
@@ -274,7 +256,6 @@ class EnvService(SlotService):
             schemas,
             fixed,
             extras,
-            self._finish_in_place,
         )
 
     def _write_extras_of(self, first: int, count: int) -> bool:

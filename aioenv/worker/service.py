@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aioenv.ipc.exceptions import dump_exception
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
@@ -17,9 +17,6 @@ from aioenv.ipc.messages import Failure, message_of, reason_of, traceback_of, tr
 from aioenv.tracing.track import DRAW, REPLY, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_gl import note_missing_opengl
-
-if TYPE_CHECKING:
-    from aioenv.spaces.autoreset import Stepped
 
 __all__ = [
     "FastPath",
@@ -52,7 +49,6 @@ class FastPath(NamedTuple):
         fixed: the arrays that travel for all rows.
         write_extras: writes the states and checkpoints of successive rows, and returns False if Python must reply;
             None: there are none.
-        finish: does all of a step of all rows but its reply (see `EnvService._finish_in_place`); C does not use it.
     """
 
     views: Any
@@ -68,7 +64,6 @@ class FastPath(NamedTuple):
     schemas: list[Any]
     fixed: Any
     write_extras: Callable[[int, int], bool] | None
-    finish: Callable[[PartialStep], PartialStep]
 
 
 # An exception's message may hold a whole array. It is sent twice, as the traceback ends with it, and may be logged.
@@ -95,7 +90,6 @@ class PartialStep(NamedTuple):
         nonstandard: whether further steps will probably be nonstandard in the same way.
         last_step: the result of that row's `step`, if it ended an episode and the outcome is that of the reset after
             it; else None.
-        stepped: the results, which are stored, if Python has stepped the other rows, and the reply alone is left.
     """
 
     kind: Kind
@@ -109,7 +103,6 @@ class PartialStep(NamedTuple):
     outcome: Any
     nonstandard: bool
     last_step: Any
-    stepped: Stepped | None = None
 
     @classmethod
     def from_tuple(cls, got: tuple[Any, ...]) -> PartialStep:
