@@ -117,6 +117,7 @@ def _text(record: logging.LogRecord) -> str:
 
 
 _shown: _OutputHandler | None = None
+_set_level = False  # whether `show_output` has set the logger's level
 
 
 def show_output(show: bool = True, *, stream: TextIO | None = None) -> None:
@@ -130,18 +131,19 @@ def show_output(show: bool = True, *, stream: TextIO | None = None) -> None:
         show: False removes the handler and the level again.
         stream: the destination; None: the `sys.stdout` of that moment, which in a notebook is the cell that runs.
     """
-    global _shown
+    global _shown, _set_level
     logger = logging.getLogger("aioenv.workers")
     if _shown is not None:
         logger.removeHandler(_shown)
-        if logger.level == logging.INFO:
+        if _set_level and logger.level == logging.INFO:  # else it is the user's
             logger.setLevel(logging.NOTSET)
-        _shown = None
+        _shown, _set_level = None, False
     if show:
         _shown = _OutputHandler(stream)
         logger.addHandler(_shown)
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.INFO)
+            _set_level = True
 
 
 # ---------------------------------------------------------------- notebooks

@@ -152,6 +152,21 @@ def test_a_handler_is_added_once_and_removed():
     assert (list(logger.handlers), logger.level) == before
 
 
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG, logging.WARNING])
+def test_a_level_that_the_user_has_set_remains(level):
+    logger = logging.getLogger("aioenv.workers")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        aioenv.show_output(stream=io.StringIO())
+        aioenv.show_output(stream=io.StringIO())
+        aioenv.show_output(False)
+        assert logger.level == level
+    finally:
+        aioenv.show_output(False)
+        logger.setLevel(before)
+
+
 # ---------------------------------------------------------------- a notebook
 
 RUN = """
