@@ -1083,12 +1083,15 @@ class AsyncVectorEnv(Traced, AsyncResource):
             ValueError, IndexError: if an argument is not one of its values.
             OSError: if the port is taken.
         """
-        backend = self._check_running()
+        self._check_running()
         numbers = check_watch(slots, port, fps, self.num_envs)
-        if self._watch is not None and not self._watch.closed:
-            raise RuntimeError(f"watch: this vector env is being watched already, by {self._watch!r}")
-        if self._watch is not None:
-            await self._watch.close()  # its process may have died
+        while (before := self._watch) is not None:
+            if not before.closed:
+                raise RuntimeError(f"watch: this vector env is being watched already, by {before!r}")
+            await before.close()  # its process may have died
+            if self._watch is before:  # else another call was first
+                self._watch = None
+        backend = self._check_running()  # it may have been closed meanwhile
         clock, num_envs = self._clock, self.num_envs
         watch = self._watch = Viewer(
             backend,

@@ -155,6 +155,34 @@ class TestWithViser:
             second = await envs.watch()
             assert await asyncio.to_thread(serves, second.url)
 
+    @pytest.mark.asyncio
+    async def test_a_page_that_has_died_is_replaced_once(self):
+        """Two calls at the same time: no process is left of either."""
+        async with hoppers() as envs:
+            first = await envs.watch(fps=60)
+            os.killpg(first._child.pid, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                while not first.closed:
+                    await asyncio.sleep(0.02)
+            second, third = await asyncio.gather(envs.watch(), envs.watch(), return_exceptions=True)
+            watch, refused = (second, third) if isinstance(third, Exception) else (third, second)
+            assert isinstance(refused, RuntimeError) and "already" in str(refused)
+            pid = watch._child.pid
+        assert watch.closed and has_ended(pid)
+
+    @pytest.mark.asyncio
+    async def test_a_vector_env_may_be_closed_while_its_dead_page_is_replaced(self):
+        async with hoppers() as envs:
+            first = await envs.watch(fps=60)
+            os.killpg(first._child.pid, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                while not first.closed:
+                    await asyncio.sleep(0.02)
+            starting = asyncio.ensure_future(envs.watch())
+            await asyncio.sleep(0)  # it waits for the end of the first
+        (outcome,) = await asyncio.gather(starting, return_exceptions=True)
+        assert isinstance(outcome, aioenv.ClosedError)
+
     @pytest.mark.parametrize("backend", ["workers", "native"])
     def test_blocking_code_watches_too(self, backend):
         with aioenv.sync.make_vec("Hopper-v5", 2, backend=backend, render=RENDER) as envs:
