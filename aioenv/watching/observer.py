@@ -134,7 +134,7 @@ class SlotObserver:
     def _step(self, rows: Rows, rewards: npt.NDArray[np.float64], over: npt.NDArray[np.bool_]) -> None:
         self.version += 1
         if self._any_pending:
-            pending = self._pending_reset[rows]
+            pending = self._pending_reset[rows].copy()  # `rows` may be a slice
             if pending.any():  # this step was a reset
                 numbers = np.arange(len(self.known))[rows]
                 self._begin(numbers[pending])

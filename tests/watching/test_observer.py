@@ -57,6 +57,7 @@ async def test_returns_are_those_of_the_episode_statistics(backend, num_workers,
         running = envs.episode_stats._returns[SLOTS]
         began = ~observer._pending_reset
         np.testing.assert_allclose(observer.returns[began], running[began])
+        np.testing.assert_array_equal(observer.lengths[began], envs.episode_stats._lengths[SLOTS][began])
 
 
 @pytest.mark.asyncio
