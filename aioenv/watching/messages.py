@@ -57,7 +57,8 @@ class PageUpdate(NamedTuple):
         new: these models by key, when they are needed for the first time.
         rows: states that are longer than a row, by row.
         images: by row, the images that have changed since the last update.
-        returns, lengths: of the current episodes; last_returns: of the ones before, NaN if there is none.
+        returns, lengths: of the current episodes, length -1 if it began unseen; last_returns: of the ones before, NaN
+            if there is none.
         paused: bool `(k,)`.
         summary: numbers of the whole run, by name; empty if they are as before.
     """

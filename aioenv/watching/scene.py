@@ -122,7 +122,9 @@ class Labels:
         self._written_s = now
         for number, slot in enumerate(self._slots):
             last = update.last_returns[number]
-            text = f"slot {slot}: {update.returns[number]:,.1f} in {update.lengths[number]} steps"
+            text = f"slot {slot}"
+            if (length := update.lengths[number]) >= 0:
+                text += f": {update.returns[number]:,.1f} in {length} steps"
             if not np.isnan(last):
                 text += f" (last {last:,.1f})"
             if update.paused[number]:

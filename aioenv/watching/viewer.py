@@ -109,7 +109,8 @@ class Viewer:
         self._stats = stats
         self._period_s = 1 / fps
         state_size = 0 if self._pool is None else max(source.state_size for source in self._pool.sources)
-        self._observer = SlotObserver(slots, num_envs, state_size, mode)
+        whole, restarts = not backend.table.steps, backend.history is not None
+        self._observer = SlotObserver(slots, num_envs, state_size, mode, whole=whole, restarts=restarts)
         self._child: Child | None = None
         self._input: PipeWriter | None = None
         self._output: PipeReader | None = None
@@ -279,10 +280,11 @@ class Viewer:
                     self._sent_images[row] = image
                     images[row] = _thinned(image)
         paused = self._backend.table.paused
+        lengths = np.where(observer.whole, observer.lengths, -1)
         hidden = np.zeros(len(slots), np.bool_) if paused is None else paused[slots]
         return PageUpdate(
-            states, known, edits, models, new, rows, images, observer.returns, observer.lengths, observer.last_returns,
-            hidden, self._summary(now),
+            states, known, edits, models, new, rows, images, observer.returns, lengths, observer.last_returns, hidden,
+            self._summary(now),
         )  # fmt: skip
 
     def _summary(self, now: float) -> dict[str, str]:

@@ -1,5 +1,9 @@
 """The states and returns that a page is shown, against those that the envs and the statistics have."""
 
+import asyncio
+import os
+import signal
+
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -78,6 +82,74 @@ async def test_returns_with_spare_envs(mode):
             if mode is AutoresetMode.NEXT_STEP:
                 np.testing.assert_array_equal(observer.states[:, 2:7], result.obs[SLOTS, :5])
         assert observer.episodes > 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(
+    ("backend", "num_workers"),
+    [("workers", 2), ("workers", 0), pytest.param("native", 0, marks=needs_mujoco_batch)],
+)
+async def test_an_episode_that_began_before_the_page_does_not_count(backend, num_workers, mode):
+    """Its first steps were not seen."""
+    render = aioenv.RenderConfig(workers=0)
+    made = aioenv.make_vec(
+        "Hopper-v5", N, backend=backend, num_workers=num_workers, autoreset_mode=mode, render=render, episode_stats=True
+    )
+    async with made as envs:
+        envs.action_space.seed(0)
+        await envs.reset(seed=3)
+        observer, last, ended = None, np.full(N, np.nan), np.zeros(N, int)
+        for number in range(120):
+            if number == 3:  # before any has ended
+                observer = attach(envs)
+            result = await envs.step(envs.action_space.sample())
+            over = result.terminated | result.truncated
+            if over.any():
+                assert observer is not None
+                counts = over & (ended > 0)
+                last[counts] = result.info["episode"]["r"][counts]
+                ended[over] += 1
+            if observer is not None:
+                np.testing.assert_allclose(observer.last_returns, last[SLOTS])
+                assert observer.whole[ended[SLOTS] == 0].sum() == 0
+            if mode is AutoresetMode.DISABLED and over.any():
+                await envs.reset(options={"reset_mask": over})
+        assert observer.episodes == (ended[SLOTS] - 1).sum() > 0 and len(observer.recent) == observer.episodes
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", AutoresetMode)
+async def test_an_episode_that_was_lost_with_its_worker_does_not_count(mode):
+    render, restart = aioenv.RenderConfig(workers=0), aioenv.RestartPolicy()
+    made = aioenv.make_vec(
+        "Hopper-v5", N, num_workers=2, autoreset_mode=mode, render=render, restart=restart, episode_stats=True
+    )
+    async with made as envs:
+        envs.action_space.seed(0)
+        source = envs._backend.images.pool.sources[0]
+        observer = SlotObserver(SLOTS, N, source.state_size, mode, whole=True, restarts=True)
+        envs._backend.attach_observer(observer)
+        await envs.reset(seed=3)
+        returns, counted, lost = [], 0, 0
+        for number in range(100):
+            if number in (5, 40):
+                os.kill(envs.workers[0].pid, signal.SIGKILL)
+                await asyncio.sleep(0.2)
+            result = await envs.step(envs.action_space.sample())
+            over = result.terminated | result.truncated
+            lost += int(result.info.get("restarted", np.zeros(N, bool))[SLOTS].sum())
+            ends = result.info.get("_episode", np.zeros(N, bool))
+            returns += [result.info["episode"]["r"][slot] for slot in SLOTS[ends[SLOTS]]]
+            counted += int(ends[SLOTS].sum())
+            assert observer.episodes == counted
+            if mode is AutoresetMode.DISABLED and over.any():
+                await envs.reset(options={"reset_mask": over})
+        assert lost >= 3 and counted > 3
+        np.testing.assert_allclose(sorted(observer.recent), sorted(returns))
+        running = ~observer._pending_reset
+        np.testing.assert_allclose(observer.returns[running], envs.episode_stats._returns[SLOTS][running])
+        np.testing.assert_array_equal(observer.lengths[running], envs.episode_stats._lengths[SLOTS][running])
 
 
 @pytest.mark.asyncio

@@ -169,6 +169,23 @@ async def test_slots_of_different_models_are_in_one_scene(server):
     np.testing.assert_allclose(second.model.geom_size[1:, 0], 2 * first.model.geom_size[1:, 0])
 
 
+@pytest.mark.asyncio
+async def test_labels_have_numbers_from_the_first_episode_on_that_is_seen_whole(server):
+    async with aioenv.make_vec("Hopper-v5", N, num_workers=1, render=RENDER) as envs:
+        await envs.reset(seed=0)
+        await envs.step(np.zeros((N, 3)))
+        shown = Shown(server, envs)
+        labels = shown.tiles._labels
+        await envs.step(np.zeros((N, 3)))
+        shown.show()
+        assert labels._texts == ["slot 0", "slot 1", "slot 2"]
+        await envs.reset(seed=0)
+        result = await envs.step(np.zeros((N, 3)))
+        labels._written_s = 0.0
+        shown.show()
+        assert labels._texts == [f"slot {n}: {reward:,.1f} in 1 steps" for n, reward in enumerate(result.reward)]
+
+
 @pytest.mark.parametrize("env", ["Ant-v5", "HalfCheetah-v5", "Humanoid-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5"])
 def test_a_tile_is_as_large_as_what_moves_in_it(env):
     made = gymnasium.make(env)
