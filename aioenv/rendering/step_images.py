@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aioenv.state.render_source import RenderUpdate
     from aioenv.tracing.timeline import Trace
 
-__all__ = ["ImageRequest", "ImageStream", "StepImages"]
+__all__ = ["ImageRequest", "ImageStream", "NoImage", "StepImages"]
 
 Slots = npt.NDArray[np.int64]
 States = npt.NDArray[np.float64]
@@ -106,8 +106,12 @@ class ImageRequest:
                 future.set_result(None)
 
 
-class _NoImage:
-    """Stands for an image that a worker could not draw, or that was lost with its worker; and says why."""
+class NoImage:
+    """Stands for an image that a worker could not draw, or that was lost with its worker.
+
+    Attributes:
+        why: the reason.
+    """
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -136,7 +140,7 @@ class StepImages:
         self.loop = asyncio.get_running_loop()
         self._newest: list[deque[ImageRequest]] = [deque() for _ in range(num_envs)]
         self._current: list[ImageRequest | None] = [None] * num_envs  # the requests whose results were returned last
-        self._last_drawn: list[Any] = [None] * num_envs  # by workers: images; None before the first, or a `_NoImage`
+        self._last_drawn: list[Any] = [None] * num_envs  # by workers: images; None before the first, or a `NoImage`
         self._queue: deque[ImageRequest] = deque()
         self._unfinished: set[ImageRequest] = set()
         self._active = 0
@@ -151,10 +155,9 @@ class StepImages:
         """Whether images are drawn: by the workers of the envs, or by a pool that has render workers."""
         return self.pool is None or self.pool.draws
 
-    def last_drawn(self, slots: Slots) -> list[npt.NDArray[np.uint8] | None]:
-        """Return the newest image of each of these slots that its worker has drawn; None where there is none."""
-        images = [self._last_drawn[slot] for slot in slots.tolist()]
-        return [image if isinstance(image, np.ndarray) else None for image in images]
+    def last_drawn(self, slots: Slots) -> list[Any]:
+        """Return what the env of each of these slots has drawn last; None if nothing, a `NoImage` if it failed."""
+        return [self._last_drawn[slot] for slot in slots.tolist()]
 
     # ------------------------------------------------------------ called by what sends steps and returns results
 
@@ -224,7 +227,7 @@ class StepImages:
         for key in [key for key in self._expected if key[0] == worker.index]:
             request, slots = self._expected.pop(key)
             for slot in slots.tolist():
-                self._last_drawn[slot] = _NoImage("its last image was lost with its worker")
+                self._last_drawn[slot] = NoImage("its last image was lost with its worker")
             self._finish(request, slots, error)
 
     def set_current(self, request: ImageRequest, slots: Slots) -> None:
@@ -363,11 +366,11 @@ class StepImages:
                 why = f"its image does not unpickle in this process: {reason_of(found.exc)}"
                 errors.append(worker.parent_env_error(why, [slot]))
         for error in errors:
-            self._last_drawn[error.slot] = _NoImage(f"its last image could not be drawn: {error}")
+            self._last_drawn[error.slot] = NoImage(f"its last image could not be drawn: {error}")
         # slots that a masked reset left alone look as before
         for slot, row in zip(slots.tolist(), request.rows(slots), strict=True):
             request.images[row] = last = self._last_drawn[slot]
-            if isinstance(last, _NoImage) and slot not in drawn:
+            if isinstance(last, NoImage) and slot not in drawn:
                 errors.append(worker.parent_env_error(last.why, [slot]))
         if not errors:
             return None

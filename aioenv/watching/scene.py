@@ -152,7 +152,8 @@ class ImageTiles:
     def show(self, update: PageUpdate) -> None:
         """Show the images that have changed."""
         for row, image in update.images.items():
-            rgb = np.repeat(image[:, :, None], 3, 2) if image.ndim == 2 else image[:, :, :3]
+            channels = image.reshape(*image.shape[:2], -1)
+            rgb = np.repeat(channels, 3, 2) if channels.shape[2] == 1 else channels[:, :, :3]
             height = rgb.shape[0] / rgb.shape[1]  # of a width of 1
             if self._view is None:
                 self._view = View.of(len(self._slots), 1.06, height + 0.16, height=0)

@@ -24,6 +24,7 @@ from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.process.channel import PipeReader, PipeWriter
 from aioenv.process.child import Child, kill_group
 from aioenv.process.environment import bootstrap, worker_environment
+from aioenv.rendering.step_images import NoImage
 from aioenv.watching.messages import PageUpdate, Setup, Source, pack
 from aioenv.watching.observer import SlotObserver
 
@@ -116,7 +117,8 @@ class Viewer:
         self._output: PipeReader | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._sent_models: set[bytes] = set()
-        self._sent_images: dict[int, Any] = {}
+        self._sent_images: dict[int, Any] = {}  # by row
+        self._warned = False  # of an image that can't be shown
         self._counted = perf_counter(), stats().env_steps
         self._rate = 0.0
         self._summaries = 0
@@ -273,12 +275,16 @@ class Viewer:
                     new[key] = Source(first, data)
             self._sent_models = set(models.values())  # the page forgets others
         else:
-            drawn = self._images.last_drawn(slots)
-            known = np.array([image is not None for image in drawn])
-            for row, image in enumerate(drawn):
-                if image is not None and image is not self._sent_images.get(row):
+            for row, image in enumerate(self._images.last_drawn(slots)):
+                if image is None or image is self._sent_images.get(row):
+                    continue
+                if (why := _why_not_shown(image)) is None:
                     self._sent_images[row] = image
                     images[row] = _thinned(image)
+                elif not self._warned and row not in self._sent_images:  # else its tile stays as it is
+                    self._warned = True
+                    _log.warning("watch: slot %d is not shown: %s", self.slots[row], why)
+            known = np.array([row in self._sent_images for row in range(len(slots))])
         paused = self._backend.table.paused
         lengths = np.where(observer.whole, observer.lengths, -1)
         hidden = np.zeros(len(slots), np.bool_) if paused is None else paused[slots]
@@ -317,6 +323,18 @@ def _end(child: Child) -> None:
 def _exit_code(child: Child) -> int:
     child.reap()
     return child.returncode or 0
+
+
+def _why_not_shown(image: Any) -> str | None:
+    """Return why what an env has drawn can't be shown; None if it can."""
+    if isinstance(image, NoImage):
+        return image.why
+    if not isinstance(image, np.ndarray):
+        return f"its render gives {type(image).__name__}, not an array"
+    grey_or_colours = image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))
+    if not grey_or_colours or not image.size or image.dtype.kind not in "uif":
+        return f"its render gives {image.dtype} of shape {image.shape}, which is no image"
+    return None
 
 
 def _thinned(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 
+import gymnasium
+import numpy as np
 import pytest
 
 import aioenv
@@ -20,6 +23,29 @@ RENDER = aioenv.RenderConfig(workers=0)
 
 def hoppers(n=2, **kwargs):
     return aioenv.make_vec("Hopper-v5", n, **{"num_workers": 1, "render": RENDER, **kwargs})
+
+
+class Draws(gymnasium.Env):
+    """Its render gives an image, or something else."""
+
+    metadata = gymnasium.Env.metadata | {"render_modes": ["rgb_array"]}
+    observation_space = gymnasium.spaces.Box(0, 1)
+    action_space = gymnasium.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def __init__(self, image):
+        self.image = image
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def render(self):
+        if self.image is None:
+            raise ValueError("no colours left")
+        return self.image
 
 
 def serves(url):
@@ -105,6 +131,34 @@ class TestWithViser:
                     await asyncio.sleep(0)
             await envs.step(envs.action_space.sample())
         assert "the page has ended (was killed by SIGKILL)" in caplog.text
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize(
+        ("image", "why"),
+        [
+            (None, "ValueError: no colours left"),
+            ([np.zeros((8, 8, 3), np.uint8)], "its render gives list, not an array"),
+            (np.zeros((8, 8, 2), np.uint8), r"its render gives uint8 of shape \(8, 8, 2\)"),
+            (np.zeros((8, 8, 3), bool), "its render gives bool"),
+            (np.zeros(8, np.uint8), r"its render gives uint8 of shape \(8,\)"),
+            (np.zeros((0, 8, 3), np.uint8), r"its render gives uint8 of shape \(0, 8, 3\)"),
+        ],
+    )
+    async def test_what_is_no_image_is_said_once_and_the_page_goes_on(self, image, why, caplog):
+        good = np.zeros((8, 8, 1), np.uint8)
+        factories = [partial(Draws, image), partial(Draws, good), partial(Draws, image)]
+        async with aioenv.AsyncVectorEnv(factories, num_workers=1, render=RENDER) as envs:
+            watch = await envs.watch(fps=60)
+            watch.visitors = 1  # or updates would be a second apart
+            await envs.reset(seed=0)
+            for _ in range(10):
+                await envs.step(envs.action_space.sample())
+                await asyncio.sleep(0.05)
+            assert [*watch._sent_images] == [1]
+            await asyncio.sleep(1.2)  # the page shows updates a second apart
+            assert not watch.closed
+        (record,) = (record for record in caplog.records if record.getMessage().startswith("watch:"))
+        assert re.match(rf"watch: slot 0 is not shown: (.|\n)*{why}", record.getMessage())
 
     @pytest.mark.asyncio
     async def test_updates_are_dropped_while_the_page_stands_still(self):
