@@ -1081,7 +1081,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             ImportError: if viser is not installed.
             RuntimeError: if the vector env is being watched already.
             ValueError, IndexError: if an argument is not one of its values.
-            OSError: if the port is taken.
+            OSError: if the port is taken, or not for this user.
         """
         self._check_running()
         numbers = check_watch(slots, port, fps, self.num_envs)

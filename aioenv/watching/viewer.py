@@ -130,7 +130,7 @@ class Viewer:
 
         Raises:
             ClosedError: if it was closed meanwhile.
-            OSError: if the port is taken, or the process can't be started.
+            OSError: if the port is taken or not for this user, or the process can't be started.
             RenderError: if the process has failed.
         """
         sources = () if self._pool is None else tuple(self._pool.sources)
@@ -170,8 +170,9 @@ class Viewer:
         except TimeoutError:
             raise RenderError(f"watch: the page was not served within {_START_S:g} s") from None
         answer = json.loads(line) if line else {"error": "its process has ended; its output says why"}
-        if "taken" in answer:
-            raise OSError(errno.EADDRINUSE, f"watch: port {port} is taken; port=0 takes any that is free")
+        if "errno" in answer:
+            why = "is taken" if answer["errno"] == errno.EADDRINUSE else f"can't be used: {answer['error']}"
+            raise OSError(answer["errno"], f"watch: port {port} {why}; port=0 takes any that is free")
         if "error" in answer:
             raise RenderError(f"watch: the page can't be served: {answer['error']}")
         return str(answer["url"])

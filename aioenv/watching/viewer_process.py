@@ -44,7 +44,7 @@ def main() -> None:
     try:
         page = _Page(setup, lambda count: answer(visitors=count))
     except OSError as exc:
-        answer(taken=str(exc))
+        answer(errno=exc.errno, error=exc.strerror or str(exc))
         return
     except Exception as exc:
         answer(error=f"{type(exc).__name__}: {exc}")
@@ -71,7 +71,7 @@ class _Page:
         url: its address.
 
     Raises:
-        OSError: if the port is taken.
+        OSError: if the port is taken, or not for this user.
     """
 
     def __init__(self, setup: Setup, on_visitors: Callable[[int], None]) -> None:

@@ -119,6 +119,29 @@ class TestWithViser:
                 async with await others.watch() as second:
                     assert second.url != watch.url
 
+    def test_a_port_that_is_not_for_this_user_is_another_error(self, tmp_path):
+        (tmp_path / "sitecustomize.py").write_text("""if True:
+            import errno, os, socket
+
+            class Refused(socket.socket):
+                def bind(self, address):
+                    if address == ("127.0.0.1", 80):
+                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                    super().bind(address)
+
+            socket.socket = Refused
+        """)
+        env = environment()
+        done = subprocess.run(
+            [sys.executable, "-m", "aioenv", "watch", "Hopper-v5", "--num-envs", "1", "--port", "80"],
+            capture_output=True,
+            text=True,
+            env={**env, "PYTHONPATH": f"{tmp_path}{os.pathsep}{env['PYTHONPATH']}"},
+            timeout=90,
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "watch: port 80 can't be used: Permission denied; port=0 takes any that is free" in done.stderr
+
     @pytest.mark.asyncio
     async def test_the_run_goes_on_without_its_page(self, caplog):
         async with hoppers() as envs:
