@@ -140,22 +140,29 @@ class Rollout(_RolloutArrays):
     def _repr_html_(self) -> str:
         ends = int((self.terminated | self.truncated).sum())
         title = f"{self!r}: {ends:,} episodes ended"
-        fields = [(name, getattr(self, name)) for name in ("obs", "actions", "reward", "last_obs")]
-        fields += [(f"extras[{name!r}]", array) for name, array in self.extras.items()]
-        rows = [row for name, value in fields for row in _array_rows(name, value)]
+        fields = [(name, getattr(self, name), None) for name in ("obs", "actions", "reward")]
+        fields.append(("last_obs", self.last_obs, self.obs))
+        fields += [(f"extras[{name!r}]", array, None) for name, array in self.extras.items()]
+        rows = [row for field in fields for row in _array_rows(*field)]
         return table(title, rows, ["field", "dtype", "shape", "mean", "from", "to"])
 
 
-def _array_rows(name: str, value: Any) -> Iterator[list[str]]:
-    """Yield name, dtype, shape and range of each array in a batch of a Dict or Tuple space, or of one array."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _array_rows(f"{name}[{key!r}]", part)
-    elif isinstance(value, tuple) and not all(isinstance(part, (np.ndarray, Mapping, tuple)) for part in value):
+def _array_rows(name: str, value: Any, steps: Any = None) -> Iterator[list[str]]:
+    """Yield name, dtype, shape and range of each array in a batch of a Dict or Tuple space, or of one array.
+
+    Args:
+        name: of the batch.
+        value: the batch.
+        steps: the batches of all steps, for the one after the last: which of its leaves are objects.
+    """
+    if isinstance(steps, np.ndarray) and steps.dtype.hasobject:
         yield [name, "object", f"({len(value)},)", "", "", ""]  # a batch of Text, Graph or Sequence
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _array_rows(f"{name}[{key!r}]", part, steps and steps[key])
     elif isinstance(value, tuple):
         for index, part in enumerate(value):
-            yield from _array_rows(f"{name}[{index}]", part)
+            yield from _array_rows(f"{name}[{index}]", part, steps and steps[index])
     else:
         numbers = [""] * 3
         if value.size and value.dtype.kind in "biuf":

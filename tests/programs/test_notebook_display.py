@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import io
 import logging
+from functools import partial
 
 import gymnasium as gym
 import nbformat
@@ -97,6 +98,37 @@ def test_a_rollout_of_dicts_is_a_table(tmp_path):
         envs.reset(seed=0)
         shown = cells(envs.rollout(lambda obs: np.zeros(len(obs["t"][0]), int), 2)._repr_html_())
     assert "obs['<x>']" in shown and "obs['t'][0]" in shown
+
+
+class Listed(gym.Env):
+    """Its observations are no arrays, but tuples of arrays."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Sequence(gym.spaces.Box(0, 1, (2,)), seed=0),
+        gym.spaces.Graph(gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(3), seed=0),
+        gym.spaces.OneOf([gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (2,))], seed=0),
+    ],
+)
+def test_last_observations_that_are_no_arrays_are_one_row(space):
+    """Not a row for each of the envs, or for each of the parts of theirs."""
+    with sync.make_vec(partial(Listed, space), 5, num_workers=1) as envs:
+        envs.reset(seed=0)
+        shown = cells(envs.rollout(lambda obs: np.zeros(len(obs), int), 2, groups=1)._repr_html_())
+    assert shown[shown.index("last_obs") + 1 :] == ["object", "(5,)"]
 
 
 def test_a_recording_plays(tmp_path):
