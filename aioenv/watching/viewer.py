@@ -221,6 +221,8 @@ class Viewer:
 
     def _repr_html_(self) -> str:
         url = html.escape(self.url)
+        if self.closed:  # the link would lead nowhere
+            return f"{url} showed {len(self.slots)} slots; it is closed"
         return f'<a href="{url}" target="_blank">{url}</a> shows {len(self.slots)} slots'
 
     # ------------------------------------------------------------ updates

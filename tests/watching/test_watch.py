@@ -88,7 +88,7 @@ class TestWithViser:
             pid = watch._child.pid
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+", watch.url)
             assert (watch.slots, watch.closed) == ((1,), False)
-            assert watch.url in repr(watch) and watch.url in watch._repr_html_()
+            assert watch.url in repr(watch) and f'<a href="{watch.url}"' in watch._repr_html_()
             assert await asyncio.to_thread(serves, watch.url)
             with pytest.raises(RuntimeError, match=watch.url):
                 await envs.watch()
@@ -106,6 +106,7 @@ class TestWithViser:
             else:
                 await envs.close()
             assert watch.closed and "closed" in repr(watch)
+            assert "closed" in watch._repr_html_() and "<a" not in watch._repr_html_()
             assert has_ended(pid)
             assert not serves(watch.url)
 
