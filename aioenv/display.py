@@ -175,8 +175,8 @@ def _show_interruption(
     for frame, line in traceback.walk_tb(tb):
         if frame.f_code.co_filename.startswith(package):
             where = f" in line {called_at}" if called_at is not None else ""
-            text = f"{kind.__name__}: the cell was interrupted{where}. The envs can be stepped on in the next cell."
-            shell._showtraceback(kind, exc, [text])
+            text = f"{kind.__name__}: the cell was interrupted{where}."
+            shell._showtraceback(kind, exc, [f"{text} Envs that are open can be stepped on in the next cell."])
             return
         if frame.f_globals.get("__name__") == "__main__":
             called_at = line

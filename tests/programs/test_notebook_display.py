@@ -281,6 +281,6 @@ def test_a_notebook_shows_tables_and_prints_and_a_short_interruption(tmp_path):
     for outputs, number in ((interrupted, 3), (blocking, 4)):
         (line,) = (line for line in texts(outputs).splitlines() if line and "here I am" not in line)
         assert line.endswith(
-            f": the cell was interrupted in line {number}. The envs can be stepped on in the next cell."
+            f": the cell was interrupted in line {number}. Envs that are open can be stepped on in the next cell."
         )
     assert "wait()" in texts(other), "IPython's own traceback"
