@@ -193,6 +193,14 @@ class ResultObserver(Protocol):
             states: the states of `slots` from which images are drawn; None if it failed.
         """
 
+    def note_state(self, slot: int, *, awaits_reset: bool) -> None:
+        """Note that a slot was put into a state, by `set_state`.
+
+        Args:
+            slot: its number.
+            awaits_reset: whether its next step resets instead.
+        """
+
 
 class EnvInfo(Protocol):
     """The spaces and metadata of the envs, as in Gymnasium; they are known once the envs are made, and stay so.
@@ -236,6 +244,10 @@ class Backend(Protocol):
     @property
     def episodes(self) -> EpisodeTracker | InProcessEpisodeTracker | None:
         """The counter of episodes; None if they are not counted."""
+
+    @property
+    def observer(self) -> ResultObserver | None:
+        """The object that is told of each result; None if there is none."""
 
     @property
     def spares(self) -> SpareEnvs | None:

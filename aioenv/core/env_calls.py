@@ -120,11 +120,14 @@ class EnvCalls:
             if isinstance(reply, str):  # why the state was refused
                 return
             backend.table.note_states(np.array([slot]))
+            # the episode that begins with the reset is a whole one
+            resets = self._mode is AutoresetMode.NEXT_STEP and awaits_reset(raw[slot])
             if backend.episodes is not None:
                 backend.episodes.stats.drop(np.array([slot]))
-                # the episode that begins with the reset is a whole one
-                if self._mode is AutoresetMode.NEXT_STEP and awaits_reset(raw[slot]):
+                if resets:
                     backend.episodes.stats.await_resets([slot])
+            if backend.observer is not None:
+                backend.observer.note_state(slot, awaits_reset=resets)
             if backend.history is not None:
                 backend.history.note_states({slot: (raw[slot], reply)})
 

@@ -633,6 +633,11 @@ class RequestScheduler:
         """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""
         await self.timeouts.wait_for_images(what, drawn)
 
+    @property
+    def observer(self) -> ResultObserver | None:
+        """The object that is told of each reply (see `Backend.observer`)."""
+        return self.dispatcher.observer
+
     def attach_observer(self, observer: ResultObserver | None) -> None:
         """Tell an object of each reply from now on (see `Backend.attach_observer`)."""
         self.dispatcher.observer = observer

@@ -841,6 +841,11 @@ class InProcessBackend:
             raise ValueError(f"model_field: {type(env.unwrapped).__name__} is no NativeMujocoEnv")
         return env.unwrapped.model_field(name)  # type: ignore[no-any-return]
 
+    @property
+    def observer(self) -> ResultObserver | None:
+        """The object that is told of each result (see `Backend.observer`)."""
+        return self._requests.observer
+
     def attach_observer(self, observer: ResultObserver | None) -> None:
         """Tell an object of each result from now on (see `Backend.attach_observer`)."""
         self._requests.observer = observer

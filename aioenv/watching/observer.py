@@ -142,6 +142,14 @@ class SlotObserver:
             begun = self._row[resets]
             self._begin(begun[begun >= 0])
 
+    def note_state(self, slot: int, *, awaits_reset: bool) -> None:
+        """Note that a slot was put into a state (see `ResultObserver`): its episode did not begin there."""
+        if (row := int(self._row[slot])) >= 0:
+            self.version += 1
+            self.whole[row] = False
+            self._pending_reset[row] = awaits_reset
+            self._any_pending = bool(self._pending_reset.any())
+
     def _keep(self, rows: Rows, states: npt.NDArray[np.float64]) -> None:
         self.states[rows, : states.shape[1]] = states
         self.known[rows] = True

@@ -153,6 +153,39 @@ async def test_an_episode_that_was_lost_with_its_worker_does_not_count(mode):
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(
+    ("backend", "num_workers"),
+    [("workers", 2), ("workers", 0), pytest.param("native", 0, marks=needs_mujoco_batch)],
+)
+async def test_an_episode_whose_state_was_set_does_not_count(backend, num_workers, mode):
+    """Its end, and the reset after it, are seen as before."""
+    render = aioenv.RenderConfig(workers=0)
+    made = aioenv.make_vec(
+        "Hopper-v5", N, backend=backend, num_workers=num_workers, autoreset_mode=mode, render=render, episode_stats=True
+    )
+    async with made as envs:
+        envs.action_space.seed(0)
+        observer = attach(envs)
+        await envs.reset(seed=3)
+        states, returns = [], []
+        for number in range(120):
+            result = await envs.step(envs.action_space.sample())
+            ends = result.info.get("_episode", np.zeros(N, bool))
+            returns += [result.info["episode"]["r"][slot] for slot in SLOTS[ends[SLOTS]]]
+            if number == 4 or (ends.any() and len(states) < 3):
+                states.append(await envs.get_state())
+            if number in (30, 50, 70):  # in the midst of episodes, and where some have just ended
+                await envs.set_state(states[(number - 30) // 20])
+            running = envs.episode_stats._is_whole[SLOTS] & ~envs.episode_stats._pending_reset[SLOTS]
+            np.testing.assert_array_equal(observer._pending_reset, envs.episode_stats._pending_reset[SLOTS])
+            np.testing.assert_array_equal(observer.whole[running], running[running])
+            np.testing.assert_allclose(observer.returns[running], envs.episode_stats._returns[SLOTS][running])
+        assert len(states) == 3
+        np.testing.assert_allclose(sorted(observer.recent), sorted(returns))
+
+
+@pytest.mark.asyncio
 async def test_without_render_workers_no_image_is_drawn_and_the_errors_say_so():
     render = aioenv.RenderConfig(workers=0)
     async with aioenv.make_vec("Hopper-v5", 2, num_workers=1, render=render) as envs:
