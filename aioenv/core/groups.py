@@ -31,7 +31,7 @@ from aioenv.core.requests import (
 )
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.core.slots import SlotState
-from aioenv.errors import SlotError, StepTimeout
+from aioenv.errors import SlotError, StepTimeout, WorkerDied
 from aioenv.ipc.frames import Kind
 from aioenv.process.supervisor import ACCEPTS_REQUESTS, Worker, WorkerState
 from aioenv.spaces.infos import Columns, merge_infos
@@ -523,10 +523,24 @@ class WorkerRolloutBackend:
             raise outcome.error
         resets: Any = np.zeros(len(slots), np.bool_)
         if pending_reset:
-            resets = np.array(await scheduler.call_service(slots, "rollout", "pending_resets", lambda _: ()), np.bool_)
+            resets = np.array(await self._pending_resets(slots), np.bool_)
             if (spares := scheduler.spares) is not None:
                 resets |= np.isin(slots, list(spares.ended))
         return InitialState(slots, outcome.obs, outcome.objects, resets)
+
+    async def _pending_resets(self, slots: Slots) -> tuple[bool, ...]:
+        """Ask which slots' next step is a reset; again, if a worker dies meanwhile that is restarted."""
+        scheduler = self._scheduler
+        while True:
+            workers = [(m.worker, m.worker.generation) for m, _ in scheduler.worker_pool.shares(slots)]
+            try:
+                return await scheduler.call_service(slots, "rollout", "pending_resets", lambda _: ())
+            except WorkerDied:
+                restarter = scheduler.restarter
+                if restarter is None or not any(
+                    restarter.is_restarting(worker) or worker.generation != generation for worker, generation in workers
+                ):
+                    raise
 
     def sent(self) -> None:
         """Note the requests of all workers: of later ones, which others send, the rollout does not know."""

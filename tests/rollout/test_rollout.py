@@ -388,6 +388,32 @@ async def lose_episodes(mode):
         assert got.truncated[0, 4:].all() and not got.valid[0, 4:].any()
 
 
+@pytest.mark.parametrize("deaths", [1, 2])
+async def test_a_worker_that_dies_while_a_rollout_asks_for_its_state(deaths, monkeypatch):
+    restart = aioenv.RestartPolicy(max_restarts=1, backoff_s=0.01)
+    async with aioenv.AsyncVectorEnv(counters(4, length=50), num_workers=2, restart=restart) as envs:
+        await envs.reset(seed=0)
+        await envs.step(np.zeros(4, int))
+        backend = envs._check_running()
+        ask, left = backend.call_service, list(range(deaths))
+
+        async def kill_and_ask(*args, **kwargs):
+            await backend.timeouts.wait_for_restarts("", backend.worker_pool.members)
+            if left:
+                left.pop()
+                os.kill(envs.workers[0].pid, 9)
+            return await ask(*args, **kwargs)
+
+        monkeypatch.setattr(backend, "call_service", kill_and_ask)
+        if deaths == 2:
+            with pytest.raises(aioenv.WorkerDied):
+                await envs.rollout(still, 3)
+            return
+        got = await envs.rollout(still, 3)
+        assert got.obs[0, :, 1].tolist() == [1] * 4 and got.truncated[0].tolist() == [True, True, False, False]
+        assert got.valid.tolist() == [[False, False, True, True], [False, False, True, True], [True] * 4]
+
+
 # ---------------------------------------------------------------- cancellation, timeouts, policies that raise
 
 
