@@ -21,6 +21,7 @@ from aioenv.display import video
 from aioenv.errors import RenderError, describe_exit
 from aioenv.loops.evaluate import progress_bar
 from aioenv.make import make_vec
+from aioenv.process.async_resource import internal_task, wait_through_cancel
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.images import side_by_side, tile
 from aioenv.rollout.rollout import Policy, is_pair_space, split_answer, takes_slots
@@ -159,12 +160,14 @@ class TiledVideo:
         )
 
     async def close(self) -> None:
-        """Wait until ffmpeg has written everything. Idempotent.
+        """Wait until ffmpeg has written everything, also if this is cancelled. Idempotent.
 
         Raises:
             OSError: if ffmpeg has failed.
         """
-        await asyncio.to_thread(self._close)
+        closing = internal_task(asyncio.to_thread(self._close))
+        await wait_through_cancel(closing)
+        closing.result()
 
     def _close(self) -> None:
         with self._lock:

@@ -258,6 +258,27 @@ async def test_cancelled_at_its_first_picture_the_video_is_finished(tmp_path, mo
 
 
 @pytest.mark.asyncio
+async def test_cancelled_while_the_video_is_being_finished_it_is_finished_first(tmp_path, monkeypatch):
+    loop, begun, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    finish = TiledVideo._close
+
+    def slow(self):
+        loop.call_soon_threadsafe(begun.set)
+        assert go.wait(30)
+        finish(self)
+
+    monkeypatch.setattr(TiledVideo, "_close", slow)
+    async with aioenv.make_vec("HalfCheetah-v5", num_envs=1, render=SMALL, num_workers=1) as envs:
+        recording = asyncio.ensure_future(aioenv.record(envs, tmp_path / "x.mp4", steps=2))
+        await begun.wait()
+        recording.cancel()
+        loop.call_later(0.1, go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await recording
+        assert len(pictures(tmp_path / "x.mp4", 24, 32)) == 3
+
+
+@pytest.mark.asyncio
 async def test_a_step_that_fails_beside_the_video_is_not_complained_of_once_more(tmp_path, monkeypatch):
     complaints, failed = [], asyncio.Event()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
