@@ -712,6 +712,23 @@ class RequestScheduler:
                 self.table.move(part.slots, SlotState.IN_FLIGHT)
         request.waiting = True
 
+    def take_back(self, request: BatchRequest, done: asyncio.Future[None]) -> None:
+        """Leave the result of a step to `recv` that was handed out, but did not reach its caller.
+
+        It stays lost if the slots were asked for something else since, or if images are drawn.
+
+        Args:
+            request: the step.
+            done: its future when it was sent.
+        """
+        if request.done is not done or not request.idle or self.outstanding or self.closing:
+            return
+        if self.images is not None and self.images.draws:
+            return
+        request.idle = False
+        self.table.move(request.index, SlotState.IN_FLIGHT)
+        self.leave(request)
+
     async def drain(self, timeout_s: float | None = None) -> None:
         """Wait for the replies to abandoned requests, then drop the results that were not taken.
 

@@ -933,6 +933,14 @@ class InProcessBackend:
         self._requests.abandon(request)
         self._requests.complete(request, value)
 
+    def take_back(self, result: StepResult) -> None:
+        """Leave the result of a step to `recv` that was handed out, but did not reach its caller.
+
+        It stays lost if the slots were asked for something else since, if images are drawn, or if slots are paused.
+        """
+        if not (self.outstanding or self._closing or self.draws or self.table.paused is not None):
+            self._leave_to_recv(result)
+
     async def _within_timeout(self, wait: Any, timeout_s: float | None, consequence: str) -> Any:
         """Await something for at most `timeout_s` seconds (None: the constructor's limit)."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s

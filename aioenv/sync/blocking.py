@@ -27,6 +27,7 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.waits import Stats
 from aioenv.core.wakeups import ReplyPoller
 from aioenv.errors import ClosedError, NoAsyncCallError
+from aioenv.inprocess.backend import InProcessBackend
 from aioenv.platform import INTERRUPTING, HeldSignals
 from aioenv.process.async_resource import AsyncResource
 from aioenv.process.env_thread import BLOCKING_LIMIT_S
@@ -83,7 +84,7 @@ class BlockingStepper:
             step.send(actions, finish=True)
             step.wait()
         except BaseException:
-            step.cancel()
+            step.leave()
             raise
         return step.result()
 
@@ -194,6 +195,7 @@ class BlockingStep:
         self._listed = listed
         self._timeout_s = timeout_s
         self._request: BatchRequest | None = None  # sent, and left to `recv`
+        self._sent: list[tuple[BatchRequest, asyncio.Future[None]]] = []  # what the loop has sent and awaits
         self._call: PortalCall | None = None  # runs on the loop: the whole step, or the wait for the request
         self._waited_inline = self._ended_inline = False
         self._value: StepResult | None = None
@@ -216,7 +218,7 @@ class BlockingStep:
             if sent is not None:
                 self._request, self._future = sent
                 return
-        self._call = self._portal.prepare(_step, self._envs, actions, self._listed, self._timeout_s)
+        self._call = self._portal.prepare(_step, self._envs, actions, self._listed, self._timeout_s, self._sent)
         self._call.post()
         if not finish:  # the caller may change the actions only after they were sent
             self._call.wait_started()
@@ -293,6 +295,15 @@ class BlockingStep:
         if self._call is not None:
             self._call.cancel()
 
+    def leave(self) -> None:
+        """Leave the step to `recv`, also if it has ended, just before the caller was interrupted."""
+        self.cancel()
+        result = self._value if self._call is None else self._call.untaken
+        if result is not None:
+            sent = (self._request, self._future) if self._request is not None else next(iter(self._sent), None)
+            with contextlib.suppress(ClosedError):
+                self._portal.run(_take_back, self._envs, sent, result)
+
     @property
     def cancelled(self) -> bool:
         """Whether `cancel` has ended the wait."""
@@ -326,10 +337,23 @@ def _scheduler_of(envs: AsyncVectorEnv) -> RequestScheduler:
     return backend
 
 
-async def _step(envs: AsyncVectorEnv, actions: Any, listed: bool, timeout_s: float | None) -> StepResult:
-    if listed:
-        return await _scheduler_of(envs).step(actions, listed=True, timeout_s=timeout_s)
-    return await envs.step(actions, timeout_s=timeout_s)
+async def _step(
+    envs: AsyncVectorEnv,
+    actions: Any,
+    listed: bool,
+    timeout_s: float | None,
+    sent: list[tuple[BatchRequest, asyncio.Future[None]]],
+) -> StepResult:
+    backend = envs._check_running()
+    if not isinstance(backend, RequestScheduler) or (backend.table.paused is not None and not listed):
+        return await envs.step(actions, timeout_s=timeout_s)
+    wait = envs._clock.envs.begin()
+    try:
+        request = await backend.send_step(actions, listed=listed, timeout_s=timeout_s)
+        sent.append((request, request.done))
+        return await backend.step_outcome(request, timeout_s)
+    finally:
+        wait.end()
 
 
 async def _send_step(
@@ -353,6 +377,17 @@ async def _result(
         return await scheduler.step_outcome(request, timeout_s)
     finally:
         wait.end()
+
+
+def _take_back(
+    envs: AsyncVectorEnv, sent: tuple[BatchRequest, asyncio.Future[None]] | None, result: StepResult
+) -> None:
+    """Leave a result to `recv` that was handed out and has not reached the caller."""
+    backend = envs._check_running()
+    if isinstance(backend, InProcessBackend):
+        backend.take_back(result)
+    elif isinstance(backend, RequestScheduler) and sent is not None:
+        backend.take_back(*sent)
 
 
 P = ParamSpec("P")

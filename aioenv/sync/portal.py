@@ -465,6 +465,11 @@ class PortalCall:
         """Whether the coroutine has ended with an exception."""
         return self._error is not None and not self.cancelled
 
+    @property
+    def untaken(self) -> Any:
+        """The result that `result` would return; None if there is none, or it was returned."""
+        return self._value
+
     def result(self) -> Any:
         """Return or raise the coroutine's result; only once."""
         value, error = self._value, self._error

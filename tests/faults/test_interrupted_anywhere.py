@@ -170,6 +170,46 @@ def test_steps_interrupted_everywhere(way, pauses, monkeypatch):
     interrupt_all(way, pauses, 0, 1)
 
 
+MADE = {
+    "workers": lambda: sync.VectorEnv([Count] * N, num_workers=2),
+    "in process": lambda: sync.VectorEnv([Count] * N, num_workers=0),
+    "native": lambda: sync.make_vec(lambda num_envs: gym.vector.SyncVectorEnv([Count] * num_envs), N, backend="native"),
+}
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30.0])
+@pytest.mark.parametrize("made", MADE)
+def test_a_step_that_is_over_when_its_caller_is_interrupted_waits_for_recv(made, timeout_s, monkeypatch):
+    wait = portal.PortalCall.wait
+    armed = []
+
+    def interrupted(call, limit_s=None):
+        ended = wait(call, limit_s)
+        if armed and call._function in armed[0]:
+            armed.clear()
+            raise Interrupted
+        return ended
+
+    monkeypatch.setattr(portal.PortalCall, "wait", interrupted)
+    monkeypatch.setattr(portal, "MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr(blocking.BlockingStepper, "step_inline", lambda *args, **kwargs: None)
+    with MADE[made]() as envs:
+        envs.reset()
+        for count in (1, 3):
+            armed.append((blocking._step, blocking._result))
+            with pytest.raises(Interrupted):
+                envs.step(ACTIONS, timeout_s=timeout_s)
+            assert envs.outstanding
+            if count == 1:
+                ready = envs.recv(N)
+                assert ready.obs.tolist() == [1] * N and ready.slots.tolist() == [0, 1]
+                assert envs.step(ACTIONS).obs.tolist() == [2] * N
+            else:
+                assert envs.step(ACTIONS).obs.tolist() == [4] * N, "it is dropped"
+            assert not envs.outstanding
+        assert envs.stats().env_steps == 4 * N
+
+
 def still(obs):
     return ACTIONS[: len(obs)]
 
