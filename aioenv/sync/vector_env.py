@@ -20,7 +20,7 @@ from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult
 from aioenv.core.session import CLOSE_GRACE_S
 from aioenv.display import describe
 from aioenv.envs import ActorID
-from aioenv.errors import ClosedError
+from aioenv.errors import ClosedError, NoAsyncCallError
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rendering.config import gives_arrays
 from aioenv.rendering.images import side_by_side
@@ -290,7 +290,11 @@ class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  
     ) -> Iterator[Ready]:
         """Iterate over results as they arrive, until nothing is in flight (see `AsyncVectorEnv.ready`)."""
         while self.outstanding:
-            yield self.recv(min_slots, max_slots, deadline_s=deadline_s)
+            try:
+                ready = self.recv(min_slots, max_slots, deadline_s=deadline_s)
+            except NoAsyncCallError:  # a question of a rollout that was interrupted has been answered since
+                return
+            yield ready
 
     @property
     def outstanding(self) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import aioenv
 from aioenv import sync
+from tests.kits.blocking_kit import Rung, handled
 from tests.kits.counter_kit import Counter, counters
 
 
@@ -78,3 +82,31 @@ def test_what_is_refused():
             envs.rollout(None, 1)
         with pytest.raises(aioenv.EnvError):
             envs.rollout(lambda obs: [Counter.RAISE] * len(obs), 1)
+
+
+def test_what_an_interrupted_rollout_has_asked_for_is_no_result(monkeypatch):
+    """It asks for the last observations first. `ready` ends if the answer comes between two of its looks."""
+
+    def ring(*_):
+        raise Rung
+
+    with sync.VectorEnv(counters(2), num_workers=1) as envs, handled(signal.SIGALRM, ring):
+        envs.reset(seed=0)
+        envs.step([0, 0])
+        worker = envs.workers[0].pid
+        os.kill(worker, signal.SIGSTOP)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Rung):
+            envs.rollout(still, 2)
+        assert envs.outstanding
+        recv = envs.recv
+
+        def late(*args, **kwargs):
+            os.kill(worker, signal.SIGCONT)
+            while envs.outstanding:
+                time.sleep(0.001)
+            return recv(*args, **kwargs)
+
+        monkeypatch.setattr(envs, "recv", late)
+        assert list(envs.ready()) == []
+        assert envs.step([0, 0]).obs[:, 1].tolist() == [2, 2]
