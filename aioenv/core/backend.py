@@ -171,8 +171,13 @@ class RolloutBackend(Protocol):
     def ended(self, state: InitialState | None) -> None:
         """Note the state after the rollout, None if it is unknown: the next `look` may be spared."""
 
-    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
-        """Make the info dict of a step from the infos of all groups; `Columns` among them have slots for rows."""
+    def merge(self, infos: Sequence[Any], *, by_slot: bool = False) -> dict[str, Any]:
+        """Make the info dict of a step from the infos of all groups; `Columns` among them have slots for rows.
+
+        Args:
+            infos: of all groups.
+            by_slot: the info will be split by slot again, so it may be `RowDicts`: values keep their types.
+        """
 
 
 class ResultObserver(Protocol):

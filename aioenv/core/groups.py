@@ -34,7 +34,7 @@ from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError, StepTimeout, WorkerDied
 from aioenv.ipc.frames import Kind
 from aioenv.process.supervisor import ACCEPTS_REQUESTS, Worker, WorkerState
-from aioenv.spaces.infos import Columns, merge_infos
+from aioenv.spaces.infos import Columns, merge_infos, merge_infos_or_rows
 from aioenv.spaces.layout import COPIED, Arrays, byte_view
 from aioenv.spaces.seeding import is_seed_list
 
@@ -550,10 +550,11 @@ class WorkerRolloutBackend:
         """Remember the state after the rollout."""
         self._scheduler.remembered.note(state, self._asked)
 
-    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
+    def merge(self, infos: Sequence[Any], *, by_slot: bool = False) -> dict[str, Any]:
         """Merge the infos of all groups (see `RolloutBackend.merge`)."""
         columns = [piece if isinstance(piece, Columns) else _at_slots(*piece) for piece in infos]
-        return merge_infos(sorted(columns, key=_first_position), self._scheduler.num_envs)
+        merge = merge_infos_or_rows if by_slot else merge_infos
+        return merge(sorted(columns, key=_first_position), self._scheduler.num_envs)
 
 
 def _at_slots(columns: Columns, slots: Slots) -> Columns:

@@ -114,7 +114,7 @@ class InProcessRollout:
     def ended(self, state: InitialState | None) -> None:
         """Do nothing (see `RolloutBackend.ended`): asking this env is as fast as finding out whether to ask."""
 
-    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
+    def merge(self, infos: Sequence[Any], *, by_slot: bool = False) -> dict[str, Any]:
         """Merge infos of groups (see `RolloutBackend.merge`); an info of all slots is given as it is."""
         n = self._backend.num_envs
         pieces = [piece for piece in infos if not isinstance(piece, Columns)]

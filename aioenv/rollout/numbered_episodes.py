@@ -455,7 +455,7 @@ class _EpisodeStepper:
 
         def info(row: int) -> dict[str, Any]:
             if not merged:
-                merged.append(self._backend.rollout_backend().merge(outcome.infos))
+                merged.append(self._backend.rollout_backend().merge(outcome.infos, by_slot=True))
             return row_info(merged[0], int(slots[row]))
 
         lost = frozenset() if outcome.valid is None else frozenset(np.flatnonzero(~outcome.valid).tolist())

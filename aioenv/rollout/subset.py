@@ -118,7 +118,7 @@ class SingleSlot:
         finally:
             group.close()
         (obs,) = self._backend.observations.rows(outcome.obs, outcome.objects)
-        info = row_info(self._backend.rollout_backend().merge(outcome.infos), int(group.slots[0]))
+        info = row_info(self._backend.rollout_backend().merge(outcome.infos, by_slot=True), int(group.slots[0]))
         flags = bool(outcome.terminated[0]), bool(outcome.truncated[0])
         result = as_result(SlotStep(obs, float(outcome.reward[0]), *flags, info))
         if outcome.error is not None:
@@ -143,6 +143,8 @@ def one_action(layout: Layout, action: Any) -> tuple[Arrays, Sequence[Sequence[A
 
 def row_info(info: dict[str, Any], row: int) -> dict[str, Any]:
     """Return the info dict of one row of a batch: the keys whose mask is set there."""
+    if isinstance(info, RowDicts):
+        return _copied_info(info.get(row, {}))
     own: dict[str, Any] = {}
     for key, value in info.items():
         mask = _key_mask(info, key)

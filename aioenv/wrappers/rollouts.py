@@ -66,7 +66,7 @@ class WrapperRollouts:
     def ended(self, state: InitialState | None) -> None:
         """Do nothing (see `RolloutBackend.ended`)."""
 
-    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
+    def merge(self, infos: Sequence[Any], *, by_slot: bool = False) -> dict[str, Any]:
         """Return the info of a step, with last observations that the rollout has added."""
         (info,) = [piece for piece in infos if not isinstance(piece, Columns)]
         return {**info, **merge_infos([piece for piece in infos if isinstance(piece, Columns)], self.num_envs)}

@@ -446,3 +446,32 @@ async def test_an_envs_own_word_of_a_restart_is_not_taken_for_ours():
         await envs.reset()
         result = await envs.step_at(0, 0)
         assert type(result.info["count"]) is int
+
+
+class Scored(gym.Env):
+    """Ends at once, with a score whose type depends on the seed."""
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+    scores = (0, 0.75, True, np.float32(0.5), 300)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.score = self.scores[seed % len(self.scores)]
+        return 0, {}
+
+    def step(self, action):
+        return 1, 0.0, True, False, {"score": self.score, "deep": {"score": self.score}}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(
+    "kwargs", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 3}, {"debug": True}], ids=str
+)
+def test_an_info_does_not_depend_on_episodes_beside_it(kwargs, mode):
+    with aioenv.sync.VectorEnv([Scored] * 4, autoreset_mode=mode, **kwargs) as envs:
+        evaluation = aioenv.sync.evaluate(envs, lambda obs: np.zeros(4, int), 8, seed=list(range(8)))
+    for episode in evaluation.episodes:
+        score = Scored.scores[episode.seed % len(Scored.scores)]
+        for told in (episode.info["score"], episode.info["deep"]["score"]):
+            assert told == score and isinstance(told, type(score))
