@@ -16,10 +16,11 @@ except ImportError as exc:
 
 from aioenv import sync
 from aioenv.core.results import Ready
+from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.slots import SlotState
 from aioenv.errors import ActionError, SlotError
 from aioenv.rollout.subset import row_infos
-from aioenv.spaces.infos import RowDicts
+from aioenv.spaces.infos import RowDicts, merge_infos_or_rows
 from aioenv.spaces.seeding import check_options
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -77,6 +78,9 @@ class TianshouVectorEnv(_BaseVectorEnv):  # type: ignore[misc]  # Tianshou need 
                 raise ValueError(f"wait_num: expected 1 to {n}, got {wait_num}")
             if timeout is not None and timeout <= 0:
                 raise ValueError(f"timeout: expected a positive number of seconds, got {timeout}")
+            backend = envs._envs._backend
+            if isinstance(backend, RequestScheduler):  # infos are split again, and each env's must be as it was
+                backend.merge_infos = merge_infos_or_rows
         except BaseException:
             envs.close()
             raise
@@ -288,7 +292,7 @@ async def _reset_some(
     finally:
         group.close()
     obs = backend.observations.assemble(outcome.obs, outcome.objects)
-    infos = row_infos(backend.rollout_backend().merge(outcome.infos), envs.num_envs)
+    infos = row_infos(backend.rollout_backend().merge(outcome.infos, by_slot=True), envs.num_envs)
     info = RowDicts({row: infos[slot] for row, slot in enumerate(group.slots.tolist())})
     ready = Ready(group.slots, obs, outcome.reward, outcome.terminated, outcome.truncated, info)
     if outcome.error is not None:

@@ -103,6 +103,42 @@ def test_an_action_of_each_slot(space, kwargs):
         envs.close()
 
 
+class Told(gym.Env):
+    """Tells a value in its infos."""
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, value):
+        self.value = value
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {"told": self.value}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {"told": self.value, "deep": {"told": self.value}}
+
+
+@pytest.mark.parametrize("kwargs", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "wait_num": 2}], ids=str)
+def test_infos_of_several_types(kwargs):
+    """Each slot has its env's own info: not that of the first one's type."""
+    values = [1, 1.5, True, 2.5]
+    envs = TianshouVectorEnv([functools.partial(Told, value) for value in values], **kwargs)
+    try:
+        assert [info["told"] for info in envs.reset()[1]] == values
+        taken = list(envs.step(np.zeros(4, int))[4])
+        if envs.waiting_id:
+            free = sorted(envs.ready_id)
+            assert [info["told"] for info in envs.reset(free)[1]] == [values[slot] for slot in free]
+        while envs.waiting_id:
+            taken += list(envs.step(None)[4])
+        for info in taken:
+            told, value = info["told"], values[info["env_id"]]
+            assert told == info["deep"]["told"] == value and isinstance(told, type(value))
+    finally:
+        envs.close()
+
+
 def as_objects(items):
     array = np.empty(len(items), object)
     array[:] = items
