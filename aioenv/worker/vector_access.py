@@ -254,12 +254,16 @@ def call_vector_env(env: AnyVectorEnv, rows: Sequence[int], name: str, args: Seq
 
 
 _ERROR = object()
+_OF_ONE_SLOT = {"action_space": "single_action_space", "observation_space": "single_observation_space"}
 
 
 def _own(env: AnyVectorEnv, name: str) -> Any:
-    """Find an attribute as `_find` does, or a method of single envs about their wrappers, which vector envs lack."""
+    """Find an attribute as `_find` does, or a method of single envs about their wrappers, which vector envs lack.
+
+    The spaces are those of one slot, as single envs have them.
+    """
     try:
-        return _find(env, name)
+        return _find(env, _OF_ONE_SLOT.get(name, name))
     except AttributeError:
         if name not in _ANSWERS:
             raise

@@ -281,6 +281,15 @@ async def test_calls_and_attributes(where):
 
 
 @everywhere
+@pytest.mark.parametrize("make", [cartpole, synced])
+async def test_the_spaces_of_a_slot_are_those_of_single_envs(where, make):
+    async with aioenv.NativeVectorEnv(make, 3, **where) as envs:
+        assert await envs.get_attr("action_space") == (envs.single_action_space,) * 3
+        assert await envs.call_at(1, "observation_space") == envs.single_observation_space
+        assert await envs.call("get_wrapper_attr", "action_space") == (envs.single_action_space,) * 3
+
+
+@everywhere
 async def test_it_is_asked_about_its_stack_as_single_envs_are(where):
     async with aioenv.NativeVectorEnv(cartpole, 3, **where) as envs:
         assert await envs.call("get_wrapper_attr", "gravity") == (9.8,) * 3
