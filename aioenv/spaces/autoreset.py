@@ -425,6 +425,8 @@ def _check_reset(outcome: Any) -> tuple[Any, dict[str, Any]]:
         old = _OLD_API_HINT * (outcome is not None and not isinstance(outcome, tuple))
         raise type(exc)(f"reset: expected (observation, info), got {describe(outcome)}{old}") from None
     if type(info) is not dict:
+        if not isinstance(outcome, (tuple, list)):  # an observation of two parts
+            raise TypeError(f"reset: expected (observation, info), got {describe(outcome)}{_OLD_API_HINT}")
         check_info("reset", info)
     return obs, info
 

@@ -34,6 +34,16 @@ class OldReset(Plain):
         return np.zeros(3, np.float32)
 
 
+class OldResetOfTwo(Plain):
+    """Returns no pair, but something that unpacks as one."""
+
+    def __init__(self, obs) -> None:
+        self.obs = obs
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs
+
+
 class OldResetLater(Plain):
     first = True
 
@@ -99,6 +109,17 @@ FIVE = r"step: expected \(observation, reward, terminated, truncated, info\), go
             "NextStep",
             r"reset: expected \(observation, info\), got an array of shape \(3,\), as in the old gym",
         ),
+        (
+            lambda: OldResetOfTwo(np.zeros(2)),
+            "NextStep",
+            r"reset: expected .* got an array of shape \(2,\), as in the old gym",
+        ),
+        (
+            lambda: OldResetOfTwo({"goal": 1, "position": 2}),
+            "NextStep",
+            r"reset: expected \(observation, info\), got .*, as in the old gym",
+        ),
+        (lambda: OldResetOfTwo((np.zeros(2), None)), "NextStep", r"reset: expected info as a dict, got None"),
         (
             lambda: OldResetLater(True),
             "NextStep",
