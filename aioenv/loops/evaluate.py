@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,7 +51,8 @@ def progress_bar(total: int, unit: str = "steps") -> Bar:
         from tqdm import tqdm
     except ImportError:
         return no_bar()
-    kind = type("Progress", (tqdm,), {"monitor_interval": 0})  # no monitor thread, which would outlive the bar
+    # no monitor thread, and no lock of all processes, which takes a process if they are not forked: both outlive it
+    kind = type("Progress", (tqdm,), {"monitor_interval": 0, "_lock": RLock()})
     layout = "{percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} {unit}, {elapsed}{postfix}"
     bar: Bar = kind(total=total, unit=unit, bar_format=layout, file=sys.stdout, mininterval=0.25)
     return bar

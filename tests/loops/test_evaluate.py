@@ -7,6 +7,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 from functools import partial
 
 import gymnasium as gym
@@ -378,6 +380,17 @@ def test_a_bar_shows_the_mean_of_all_episodes(capsys):
         for number in range(3):
             count(Episode(number, None, 0, float(number), 1, 0.0, True, 1, {}))
     assert "3/3 episodes" in (told := capsys.readouterr().out) and "return 1" in told
+
+
+def test_a_bar_starts_no_process_where_processes_are_spawned():
+    """TorchRL chooses that start method when it is imported, and tqdm's lock would take a process then."""
+    lines = (
+        "import multiprocessing; multiprocessing.set_start_method('spawn')",
+        "from multiprocessing.resource_tracker import _resource_tracker as tracker",
+        "from aioenv.loops.evaluate import progress_bar; progress_bar(3).close()",
+        "assert tracker._pid is None",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)
 
 
 def test_a_coroutine_function_is_no_progress():
