@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # Fields that an image depends on. Masses are among them, as cameras and lights may follow a centre of mass, and so are
-# the fields that make a tendon sag.
+# the fields that make a tendon sag. (Rays of rangefinders end at their `sensor_cutoff`.)
 SEEN = (
     "qpos0 jnt_pos jnt_axis jnt_group body_pos body_quat body_ipos body_iquat body_mass body_subtreemass body_inertia "
     "geom_rgba geom_pos geom_quat geom_size geom_matid geom_castshadow geom_group site_rgba site_pos site_quat "
@@ -56,7 +56,7 @@ SEEN = (
     "light_dir0 light_ambient light_diffuse light_specular light_active light_castshadow light_attenuation "
     "light_cutoff light_exponent light_intensity light_range light_bulbradius vis.headlight.ambient "
     "vis.headlight.diffuse vis.headlight.specular vis.headlight.active cam_pos cam_pos0 cam_poscom0 cam_quat cam_mat0 "
-    "cam_fovy cam_intrinsic cam_sensorsize cam_resolution vis.global_.fovy vis.map.znear vis.map.zfar"
+    "cam_fovy cam_intrinsic cam_sensorsize cam_resolution sensor_cutoff vis.global_.fovy vis.map.znear vis.map.zfar"
 ).split()
 
 # Fields in which another model of the same sizes may differ, which an env has compiled. MuJoCo does not check them.

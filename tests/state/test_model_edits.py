@@ -267,6 +267,7 @@ SWAY = """
       <camera name="centre" mode="trackcom" pos="0 -3 .5" xyaxes="1 0 0 0 0 1"/>
       <joint name="x" type="slide" axis="1 0 0"/>
       <geom size=".1"/>
+      <site name="eye" pos="-.3 0 .3" zaxis="0 0 -1"/>
       <body pos=".5 0 0">
         <joint axis="0 1 0"/>
         <geom type="capsule" fromto="0 0 0 .4 0 0" size=".05" rgba="1 0 0 1"/>
@@ -278,6 +279,7 @@ SWAY = """
     <spatial limited="true" range="0 2.5" width=".02"><site site="hook"/><site site="end"/></spatial>
   </tendon>
   <actuator><motor joint="x"/></actuator>
+  <sensor><rangefinder site="eye"/></sensor>
 </mujoco>
 """
 # What a picture shows although it is neither a colour nor a place; of the last no values can be given to a pool.
@@ -291,6 +293,7 @@ UNOBVIOUS = {
     "vis.global_.fovy": lambda angle: angle / 2,
     "cam_sensorsize": lambda size: size / 2,
     "jnt_pos": lambda places: places + 0.1,
+    "sensor_cutoff": lambda reach: reach + 0.3,
     "cam_mode": lambda mode: mode * 0,
 }
 
