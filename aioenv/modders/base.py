@@ -79,8 +79,8 @@ class Modder:
             value: the new value of the row.
 
         Raises:
-            ValueError: if there is no such field, or the value can't be drawn. Such are the size of a plane, of which
-                OpenGL has a copy, and the number of a material that the model does not have.
+            ValueError: if there is no such field, or the value can't be drawn, such as the number of a material that
+                the model does not have.
             IndexError: if the field has no such row.
         """
         array = getattr(self.model, field, None)
