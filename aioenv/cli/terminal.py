@@ -2,7 +2,7 @@
 
 A terminal gets colours (unless NO_COLOR is set), tables that fit its width, and progress bars, by rich, which is
 imported only to print there. A pipe or a file gets the same as plain text in long lines, and so does a terminal without
-rich: `aioenv doctor` reports that.
+rich, which `aioenv doctor` reports, and one that is too narrow for a table.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,8 @@ __all__ = [
 STDOUT = "-"  # the value of --json without a file
 
 _REFRESH_S = 0.1
+# In a narrower column names are hard to read, and rich leaves them out in the end.
+_LEAST_TEXT = 6
 # The styles of table cells that begin with these words.
 _STYLES = {
     "better": "green",
@@ -52,7 +55,10 @@ def _console(stream: TextIO) -> Any:
         from rich.console import Console
     except Exception:  # a broken installation may raise anything
         return None
-    return Console(file=stream, markup=False, highlight=False, emoji=False)
+    console = Console(file=stream, markup=False, highlight=False, emoji=False)
+    if not console.width:  # COLUMNS=0, with which it would print nothing
+        console.width = shutil.get_terminal_size().columns
+    return console
 
 
 def say(text: str = "", style: str = "", *, indent: int = 0, wrap: bool = True) -> None:
@@ -95,7 +101,7 @@ def show_table(
     if title:
         say(title, "bold")
     console = _console(sys.stdout)
-    if console is None:
+    if console is None or indent + _least_width(heads, rows, texts) > console.width:
         heads = [head.replace("\n", " ") for head in heads]
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         for row in ([heads] if any(heads) else []) + rows:
@@ -118,6 +124,13 @@ def show_table(
     for row in rows:
         table.add_row(*(Text(cell, _style(cell)) for cell in row))
     console.print(Padding.indent(table, indent))
+
+
+def _least_width(heads: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> int:
+    """Return how wide a table with whole numbers and readable texts is at least."""
+    columns = list(zip(heads, *rows, strict=True))[texts:]
+    numbers = sum(max(len(part) for cell in column for part in cell.split("\n")) for column in columns)
+    return _LEAST_TEXT * texts + numbers + 2 * (len(heads) - 1)
 
 
 def _style(cell: str) -> str:

@@ -67,6 +67,18 @@ def test_columns_never_collide(columns):
     assert "…" not in shown and "has no X that is long" in shown
 
 
+@pytest.mark.parametrize("columns", [20, 40, 50])
+def test_what_does_not_fit_is_printed_as_in_a_pipe(columns):
+    shown = CONTROL.sub("", on_terminal(ROWS, columns))
+    numbers = r" +1,234,567\* +1\.13M-1\.33M +12\.34 +12\.34 +12\.34 +12\.34$"
+    assert re.findall(f"^(.*?){numbers}", shown, re.MULTILINE) == [each.label for each in CONTENDERS.values()]
+
+
+def test_a_width_of_0_is_not_known():
+    code = "from aioenv.cli.terminal import say, show_table; say('x'); show_table(('y',), [('z',)])"
+    assert CONTROL.sub("", on_terminal(code, 80, COLUMNS="0")).split() == ["x", "y", "z"]
+
+
 def test_colours_are_for_terminals_without_no_color(capfd):
     code = "from aioenv.cli.terminal import say, show_table; say('x', 'green'); show_table(('',), [('better',)])"
     assert "\x1b[32m" in on_terminal(code, 80)
