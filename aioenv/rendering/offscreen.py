@@ -156,6 +156,9 @@ class OffscreenRenderer:
     def _check(self) -> None:
         """Raise unless the first image of a size was drawn: it is black if there was no memory for it."""
         error = mujoco.mjr_getError()
+        if error:  # of the scene, maybe: a light whose cutoff is 120 degrees, say. Then reading alone has none
+            mujoco.mjr_readPixels(self._rgb, None, self._rect, self._context)
+            error = mujoco.mjr_getError()
         if error:
             width, height = self._size
             self._size = (0, 0)

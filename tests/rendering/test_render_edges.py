@@ -165,6 +165,19 @@ async def test_sizes_of_planes_may_be_edited_for_a_call():
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("light", ['cutoff="120"', 'exponent="200"', 'attenuation="-1 0 0"'])
+async def test_lights_that_opengl_refuses_are_drawn_as_mujoco_draws_them(light):
+    """OpenGL keeps the last value then, and notes an error, which says nothing of the image."""
+    model = mujoco.MjModel.from_xml_string(PLAIN.replace("<light", f"<light {light}"))
+    model.vis.quality.shadowsize = 256
+    data = mujoco.MjData(model)
+    exported = [export(model, data)]
+    async with aioenv.RenderPool(model) as pool:
+        image = (await pool.render([data], camera="side", **SMALL))[0]
+    assert np.array_equal(image, truth(exported, camera="side", **SMALL)[0])
+
+
+@pytest.mark.asyncio
 async def test_a_model_of_more_geoms_than_gymnasium_draws():
     """Gymnasium's scenes end at 1,000 geoms, in silence, unless the env says more; `mujoco.Renderer`'s at 10,000."""
     balls = "".join(f'<geom size=".02" pos="{x / 20 - 1} {y / 20 - 1} .1"/>' for x in range(40) for y in range(40))
