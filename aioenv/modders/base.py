@@ -68,6 +68,10 @@ class Modder:
             else:
                 getattr(self.model, field)[row] = value
 
+    def edited_kinds(self) -> set[str]:
+        """Return the prefixes of the fields that are edited: "geom", "hfield", …"""
+        return {field.partition("_")[0] for field, _ in self._before}
+
     # ------------------------------------------------------------ for subclasses
 
     def _edit(self, field: str, row: int, value: Any) -> None:

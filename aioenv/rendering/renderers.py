@@ -260,9 +260,10 @@ class PoolRenderer(ModelRenderer):
         super().__init__(load_model(model), state_spec)
         self.state_size = mujoco.mj_stateSize(self._model, state_spec)
         self._settings: DrawSettings | None = None  # those that the cameras and the option are of
-        self._offscreen = OffscreenRenderer(self._model, quality)
+        assets = Assets(self._model)
+        self._offscreen = OffscreenRenderer(self._model, quality, assets=assets)
         try:
-            self._modders = ModderStack(modders, self._offscreen, seed)
+            self._modders = ModderStack(modders, self._offscreen, assets, seed)
         except BaseException:
             self._offscreen.close()
             raise
@@ -329,12 +330,16 @@ class ModderStack:
     Args:
         modders: makes each modder, from the model and a function that it calls with each texture that it edits.
         offscreen: what draws the model.
+        assets: of the model.
         seed: the pool's.
     """
 
-    def __init__(self, modders: Sequence[Callable[..., Any]], offscreen: OffscreenRenderer, seed: int) -> None:
+    def __init__(
+        self, modders: Sequence[Callable[..., Any]], offscreen: OffscreenRenderer, assets: Assets, seed: int
+    ) -> None:
         self._seed = seed
         self._offscreen = offscreen
+        self._assets = assets
         self._edited: set[int] = set()  # textures that are not uploaded yet
         self._modders = [modder(offscreen.model, renderer=self._edited.add) for modder in modders]
         for modder in self._modders:
@@ -356,10 +361,17 @@ class ModderStack:
                 modder.restore()
             if count:
                 self._randomize(slot, count)
-            self._offscreen.assign_textures()
+            self._show_assets()
             self._applied = look
         while self._edited:
             self._offscreen.upload_texture(self._edited.pop())
+
+    def _show_assets(self) -> None:
+        """Show the height fields and meshes that the look has edited, and which textures materials have."""
+        edited = {kind for modder in self._modders for kind in getattr(modder, "edited_kinds", set)()}
+        kinds = edited & {"hfield", "mesh"}  # textures are uploaded by `apply`
+        assets = Assets(self._offscreen.model, self._assets, kinds) if kinds else self._assets
+        self._offscreen.use_model(self._offscreen.model, assets)
 
     def _randomize(self, slot: int, count: int) -> None:
         for number, modder in enumerate(self._modders):

@@ -10,6 +10,7 @@ import aioenv
 from aioenv import CameraModder, LightModder, MaterialModder, Modder, TextureModder
 from tests.kits.process_kit import environment, run_alone
 from tests.kits.render_pool_kit import PLAIN
+from tests.rendering.edits_kit import compiled
 
 ROOM = """
 <mujoco>
@@ -442,6 +443,47 @@ async def test_what_is_painted_in_a_pool_is_what_a_model_painted_by_hand_shows()
         by_hand = await pool.render(slots=[0], **size)
     assert np.array_equal(painted[0], by_hand[0]) and np.array_equal(again, [own[0], by_hand[0]])
     assert (painted != own[1]).any(axis=3).mean() > 0.5
+
+
+class Terrain(Modder):
+    """Makes other hills and a larger mesh; in some looks the mesh alone."""
+
+    def randomize(self):
+        if self.rng.random() < 0.5:
+            self._edit("hfield_size", 0, (1, 1, 1.5, 0.1))
+            for number in range(self.model.nhfielddata):
+                self._edit("hfield_data", number, self.rng.random())
+        for number in range(int(self.model.mesh_vertnum[0])):
+            self._edit("mesh_vert", number, 1.5 * self.model.mesh_vert[number])
+
+
+class SkyPainted(TextureModder):
+    """Paints the sky and the floor."""
+
+    def randomize(self):
+        self.rand_rgb("skybox")
+        self.rand_noise("floor")
+
+
+@pytest.mark.asyncio
+async def test_hills_and_meshes_that_a_modder_edits_show():
+    size = {"width": 40, "height": 32, "camera": "side"}
+    async with aioenv.RenderPool(compiled(), modder=[Terrain, SkyPainted], seed=0, workers_per_device=1) as pool:
+        own = await pool.render(slots=range(4), **size)
+        looks = await pool.render(slots=range(4), randomize=True, **size)
+        mixed = await pool.render(slots=[4, 1, 5, 2], **size)
+    assert np.array_equal(mixed, [own[0], looks[1], own[0], looks[2]])
+    hills = set()
+    for slot, look in enumerate(looks):
+        model = compiled()
+        for number, kind in enumerate((Terrain, SkyPainted)):
+            modder = kind(model)
+            modder.reseed((0, slot, 1, number))
+            modder.randomize()
+        hills.add(bool(model.hfield_data.any()))
+        async with aioenv.RenderPool(model, workers_per_device=1) as pool:
+            assert np.array_equal((await pool.render(slots=[0], **size))[0], look)
+    assert hills == {False, True}
 
 
 class Turn(Modder):
