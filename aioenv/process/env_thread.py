@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from aioenv.errors import ClosedError
@@ -28,6 +29,8 @@ _READ_SIZE = 4096
 _current_cpu: Callable[[], int] | None = None
 if hasattr(os, "sched_setaffinity"):
     _current_cpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
+# A job after one that took less than this is woken on the CPU of the loop, in seconds. Longer ones need warm caches.
+_SHORT_S = 100e-6
 
 # Work below the first limit moves to the loop, and leaves it above twice the limit. It is less than the half
 # millisecond for which anything may block the loop, and after which the loop runs its other tasks. In seconds.
@@ -40,14 +43,14 @@ _LONG_S = 10e-3
 # The moving mean: the weight of the newest run, the most that it may count (in means), and the initial value (in
 # limits). A run that was preempted says nothing about the others.
 _WEIGHT = 1 / 8
-_CLIP = 3.0
+_CLIP = 2.0
 _INITIAL = 4.0
 
 _OnDone = Callable[[Any, BaseException | None], None]
 # the work, its callback, and the CPUs it runs on (None: those the thread has)
 _Job = tuple[Callable[[], Any], _OnDone, set[int] | None]
-# the callback, the result and the exception, and whether the job has ended with it
-_Result = tuple[_OnDone, Any, BaseException | None, bool]
+# the callback, the result and the exception, and how long the job took, in seconds (None: it goes on)
+_Result = tuple[_OnDone, Any, BaseException | None, float | None]
 
 
 class RunTimes:
@@ -109,9 +112,10 @@ class JobThread(threading.Thread):
 class EnvThread:
     """Run jobs on one thread, in order, and deliver their results on the loop.
 
-    The loop and the thread wake each other through pipes. The thread is woken on the CPU of the loop: waking an idle
-    CPU takes the kernel longer, 60 µs on a virtual machine. It is a daemon thread, so a job that hangs doesn't keep the
-    program from ending.
+    The loop and the thread wake each other through pipes. For short jobs the thread is woken on the CPU of the loop:
+    waking an idle CPU takes the kernel longer, 60 µs on a virtual machine. But then both change places each time, as
+    the thread's CPU is busy when it wakes the loop. It is a daemon thread, so a job that hangs doesn't keep the program
+    from ending.
 
     Args:
         name: the name of the thread.
@@ -129,6 +133,7 @@ class EnvThread:
         self._close_pipes = weakref.finalize(self, _close, self._job_writer, self._result_reader)
         self._close_pipes.atexit = False  # exit hooks may still wait for a result
         self.jobs = 0
+        self._last_s = 0.0  # how long the last job took
         self.ended = self._has_last = False
         self._futures: set[asyncio.Future[Any]] = set()
         self._end: asyncio.Future[None] = self._loop.create_future()
@@ -163,14 +168,14 @@ class EnvThread:
         if self._has_last:
             self._loop.call_soon(on_done, None, _closed())
             return
-        cpus = None if self.jobs else self._pin_to_current_cpu()
+        cpus = None if self.jobs or self._last_s >= _SHORT_S else self._pin_to_current_cpu()
         self.jobs += 1
         self._queue.append((work, on_done, cpus))
         self._wake_thread()
 
     def publish(self, on_value: Callable[[Any], None], value: Any) -> None:
         """Deliver a value on the loop before the job has ended; called by the job."""
-        self._results.append((lambda value, _: on_value(value), value, None, False))
+        self._results.append((lambda value, _: on_value(value), value, None, None))
         with contextlib.suppress(OSError, RuntimeError):  # the pipe is full or closed, or the loop is closed
             self._wake_loop()
 
@@ -301,8 +306,9 @@ class EnvThread:
         results = self._results
         try:
             while results:
-                on_done, value, error, ended = results.popleft()
-                self.jobs -= ended
+                on_done, value, error, seconds = results.popleft()
+                if seconds is not None:
+                    self.jobs, self._last_s = self.jobs - 1, seconds
                 on_done(value, error)
         finally:
             if results:  # a callback has raised, which must not delay the others
@@ -359,13 +365,14 @@ def _run_jobs(
                     return
                 work, on_done, cpus = job
                 value, error = None, None
+                start_s = perf_counter()
                 try:
                     if cpus is not None:  # before the job starts threads, which inherit them
                         _restore_cpus(cpus)
                     value = work()
                 except BaseException as exc:  # not even SystemExit may end the thread
                     error = exc
-                results.append((on_done, value, error, True))
+                results.append((on_done, value, error, perf_counter() - start_s))
                 del job, work, on_done, value, error  # or they would live until the next job
                 try:
                     wake_loop()
