@@ -614,10 +614,10 @@ async def _apply(envs: vector_env.AsyncVectorEnv, function: Callable[[Env[Any, A
 def original_exception(error: SlotError | WorkerStartError) -> Exception:
     """Return the exception that was raised by an env or factory, with a note of its traceback.
 
-    If that exception could not be sent, return the error itself.
+    If that exception could not be sent, or none of them raised, return the error itself.
     """
     original = error.__cause__
-    if not isinstance(original, Exception):
+    if not isinstance(original, Exception) or not error.traceback:  # without one, the cause is of this process
         return error
     where = "" if error.pid == os.getpid() else f", in worker process {error.pid}"
     original.add_note(f"in the env of slot {error.slots[0]}{where}:\n{error.traceback}")

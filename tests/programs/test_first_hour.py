@@ -79,10 +79,17 @@ def test_a_forked_copy_says_that_it_is_one():
     assert subprocess.run([sys.executable, "-c", FORK], timeout=50).returncode == 0
 
 
-@pytest.mark.parametrize("how", ["start='forkserver'", "start='spawn'", "debug=True"])
-def test_too_few_descriptors_are_explained(how):
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(f'make_vec("CartPole-v1", 64, num_workers=64, {how})' for how in ("start='forkserver'", "start='spawn'")),
+        'make_vec("CartPole-v1", 64, num_workers=64, debug=True)',
+        "AsyncVectorEnv([lambda: None] * 64, num_workers=64)",
+    ],
+)
+def test_too_few_descriptors_are_explained(call):
     program = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); from aioenv import sync; "
-    program += f'sync.make_vec("CartPole-v1", 64, num_workers=64, {how})'
+    program += f"sync.{call}"
     done = subprocess.run(
         [sys.executable, "-W", "default::ResourceWarning", "-c", program], timeout=50, capture_output=True, text=True
     )

@@ -414,6 +414,23 @@ def test_an_exception_that_can_not_travel_is_told_of():
         assert error.slot == 0 and "Local: mine" in str(error) and "_thread.lock" in error.__notes__[0]
 
 
+def test_a_value_that_only_a_worker_can_unpickle_is_named():
+    parent = os.getpid()
+
+    class Elsewhere:
+        def __reduce__(self):
+            return check, ()
+
+    def check():
+        if os.getpid() == parent:
+            raise KeyError("not here")
+
+    with faulty(lambda action: {"where": Elsewhere()}) as envs:
+        envs.reset()
+        error, _ = raised(aioenv.EnvError, envs.step, [1])
+        assert "info['where']" in str(error) and isinstance(error.__cause__, KeyError)
+
+
 def test_a_worker_that_dies_is_named_and_is_the_end_of_its_slot_alone():
     with AsyncVectorEnv(counters(2)) as envs:
         envs.reset(seed=0)
