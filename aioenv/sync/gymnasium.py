@@ -375,7 +375,7 @@ class AsyncVectorEnv(DropIn, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             ValueError: if `timeout` is no number. Nothing has been closed then.
         """
         timeout = 0.0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else check_grace("timeout", timeout)
-        if self._pending is not None:
+        if self._pending is not None and not self._portal.is_copy:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
             if not self._pending.wait(timeout):
                 timeout = 0.0

@@ -163,6 +163,14 @@ class Portal:
         """Whether this is a forked copy, whose thread has stayed in the other process."""
         return os.getpid() != self._pid
 
+    def refuse_copy(self) -> None:
+        """Raise a LoopError if this is a forked copy."""
+        if self.is_copy:
+            raise LoopError(
+                f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
+                "a forked copy. Make another one here"
+            )
+
     # ------------------------------------------------------------ calls
 
     def call(self, function: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, **kwargs: Any) -> T:
@@ -197,11 +205,7 @@ class Portal:
                 "a blocking call was made on the loop thread that should serve it, or by an env of this vector env: it "
                 "would wait for itself for ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
             )
-        if self.is_copy:
-            raise LoopError(
-                f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
-                "a forked copy. Make another one here"
-            )
+        self.refuse_copy()
         return PortalCall(self, self._loop, function, args, kwargs)
 
     def start(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> PortalCall:
@@ -434,7 +438,13 @@ class PortalCall:
             pass
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, at most `timeout_s`; return whether the call has ended."""
+        """Wait for the end, at most `timeout_s`; return whether the call has ended.
+
+        Raises:
+            LoopError: if this is a forked copy of a call that had not ended.
+        """
+        if not self._ended:
+            self._portal.refuse_copy()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause_s = SIGNAL_CHECK_S
         while not self._ended:  # checked again, since an interrupted wait may have kept the lock
@@ -449,7 +459,7 @@ class PortalCall:
 
     def cancel(self) -> None:
         """Cancel the coroutine if it has not ended, and wait for its end."""
-        if self._portal.is_pending(self):
+        if self._portal.is_pending(self) and not self._portal.is_copy:
             self._send(self._cancel)
             self.wait()
 

@@ -532,3 +532,56 @@ print(envs.step([0])[1].tolist())
 envs.close()
 """
     assert run_script(code) == "[1.0]\n"
+
+
+def test_a_forked_copy_waits_for_no_call_of_its_parent(tmp_path):
+    """Its loop thread, which would end the call, has stayed there."""
+    code = """
+import faulthandler, itertools, os, sys
+import gymnasium as gym
+from aioenv.errors import LoopError
+from aioenv.sync import AsyncVectorEnv
+
+class Waits(gym.Wrapper):
+    def wait(self):
+        with open(sys.argv[1]) as gate:  # a FIFO
+            gate.read()
+
+    def reset(self, **kwargs):
+        self.wait()
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self.wait()
+        return self.env.step(action)
+
+def open_gate():
+    open(sys.argv[1], "w").close()
+
+os.mkfifo(sys.argv[1])
+envs = AsyncVectorEnv([lambda: Waits(gym.make("CartPole-v1"))])
+calls = (
+    (envs.reset_async, envs.reset_wait),
+    (lambda: envs.step_async([0]), envs.step_wait),
+    (lambda: envs.call_async("wait"), envs.call_wait),
+)
+for (begin, wait), waits in itertools.product(calls, (False, True)):
+    begin()
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.dump_traceback_later(20, exit=True)
+        if waits:
+            try:
+                wait()
+            except LoopError as exc:
+                assert "forked copy" in str(exc)
+            else:
+                os._exit(1)
+        envs.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    open_gate()
+    wait()
+envs.close()
+"""
+    run_alone(code, str(tmp_path / "gate"))
