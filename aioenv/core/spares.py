@@ -317,9 +317,14 @@ class SpareEnvs:
         batch, row = request.batch, part.start
         if part.errors and self.is_waiting(part):  # Ctrl-C while its reply was handled has ended its worker
             self._slots[part.slots[0]].waiting = None
-        if part.errors or not request.stepped:
+        if part.errors:
             return False
         slot = self._slots[part.slots[0]]
+        if not request.stepped:
+            if part.exhausted:  # a reset of the user; the next step begins the episode after it
+                slot.last = _last_of(request, part)
+                self.ended.add(slot.slot)
+            return False
         slot.last = None  # there is one after a reset that raised
         if not (batch.terminated[row] or batch.truncated[row]) or slot.held:
             return False

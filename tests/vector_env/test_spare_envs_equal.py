@@ -277,6 +277,44 @@ def test_slots_without_further_episodes(mode: str, kind: str) -> None:
     assert_equal_runs(*[run_on("asyncio", run(spares)) for spares in (True, False)])
 
 
+class Asked(Told):
+    """Has no further episode if the options of a reset say so."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if options is not None and options.get("level") == "none":
+            raise aioenv.EpisodesDone
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.sampled(1)
+@modes
+@pytest.mark.parametrize("kind", SPACES)
+def test_a_reset_of_ones_own_that_finds_no_further_episode(mode: str, kind: str) -> None:
+    """A resumed slot tries the episode after, and no episode comes twice."""
+
+    async def run(spare_envs: bool) -> list[Any]:
+        async with aioenv.AsyncVectorEnv(
+            [partial(Asked, kind)] * N,
+            spare_envs=spare_envs,
+            num_workers=None if spare_envs else N,
+            autoreset_mode=mode,  # type: ignore[arg-type]
+            seed_plan=PLAN,
+            autoreset_options=level,
+            episode_stats=True,
+        ) as envs:
+            found: list[Any] = [await envs.reset()]
+            for t in range(4):
+                found += [await envs.step([1] * N) for _ in range(6)]
+                options = {"level": "none"} if t == 2 else {"level": "none", "reset_mask": np.arange(N) != t}
+                found += [await envs.reset(options=options), envs.exhausted]
+                found.append(await envs.step([1] * N))
+                envs.resume_all()
+                found += [await envs.step([1] * N) for _ in range(12)]
+            return found
+
+    assert_equal_runs(*[run_on("asyncio", run(spares)) for spares in (True, False)])
+
+
 # ------------------------------------------------------------ blocking code, and other people's interfaces
 
 
