@@ -476,6 +476,8 @@ def _counters(stack: Stack, arrays: Arrays) -> dict[str, Any]:
 
 
 def _read_rng(base: Any, arrays: Arrays) -> dict[str, Any] | None:
+    if base._np_random is None:
+        base.np_random  # noqa: B018 (makes one, which this env and all that go on from its state then draw from)
     generator = base._np_random
     if generator is None:
         return None

@@ -349,6 +349,36 @@ async def test_a_state_that_does_not_fit_is_refused():
             await envs.get_state()
 
 
+class Drifting(gym.Env):
+    """Draws nothing in its reset, so without a seed it has no generator before its first step."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action):
+        return self.np_random.random(1), 0.0, False, False, {}
+
+    def get_state(self):
+        return self.np_random.bit_generator.state
+
+    def set_state(self, state):
+        self.np_random.bit_generator.state = state
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_of_an_env_without_a_seed_goes_on_anywhere(num_workers):
+    with aioenv.sync.VectorEnv([Drifting] * 2, num_workers=num_workers) as envs:
+        envs.reset()
+        (state,) = envs.get_state([0])
+        envs.set_state([state], [1])
+        first, second = envs.step(np.zeros(2, int))[0]
+        assert first == second
+
+
 def test_files(tmp_path):
     with Bench([Stepper]) as bench:
         bench.reset([1])
