@@ -137,6 +137,8 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
             )
         if max_episode_steps is not None and max_episode_steps != -1 and not _is_count(max_episode_steps):
             raise ValueError(f"max_episode_steps: expected a positive int, -1 or None, got {max_episode_steps!r}")
+        if not _is_count(num_envs):
+            raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
         if not _is_count(frame_skip):
             raise ValueError(f"frame_skip: expected a positive int, got {frame_skip!r}")
         if camera_id is not None and camera_name is not None:

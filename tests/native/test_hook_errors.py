@@ -269,3 +269,9 @@ def test_a_mode_that_there_is_not_is_told():
         Good(3, autoreset_mode="next")
     with pytest.raises(ValueError, match=told):
         aioenv.make_vec("Hopper-v5", 3, backend="native", autoreset_mode="next")
+
+
+@pytest.mark.parametrize("num_envs", [0, 2.5, "3", True])
+def test_a_number_of_envs_that_can_not_be_is_told(num_envs):
+    with pytest.raises(ValueError, match=f"num_envs: expected a positive int, got {num_envs!r}"):
+        Good(num_envs)
