@@ -75,7 +75,6 @@ class ThreadChannel:
         self._service: Service | None = None
         self._table: DefinitionTable | None = None  # of the worker: its classes keep their identity in replies
         self._fast_path: FastPath | None = None  # of the service, as long as C alone has stepped since
-        self._results: ResultArrays | None = None  # of the last fast path
         self._times: dict[Kind, RunTimes] = {}  # by kind of the requests that may run on the caller's thread
         self._inline = False  # whether a request runs on the caller's thread at the moment
 
@@ -127,9 +126,9 @@ class ThreadChannel:
 
     @property
     def results(self) -> ResultArrays:
-        """The results of the last `step` that was finished without a request, in arrays of the worker."""
-        assert self._results is not None
-        return self._results
+        """The results of the last `step` that C has finished, in arrays of the worker."""
+        assert self._fast_path is not None
+        return self._fast_path.into[0]  # type: ignore[no-any-return]
 
     def step(
         self,
@@ -159,7 +158,6 @@ class ThreadChannel:
             fast_path = self._fast_path = self._service.fast_path() if self._service is not None else None
             if fast_path is None:
                 return None
-            self._results = fast_path.into[0]
         self._requests.allocate_id()  # a rollout must know that there was a step
         start_s = perf_counter()
         result = speedups.step_here(fast_path, first, count, actions, into)

@@ -236,6 +236,19 @@ def test_errors_come_with_the_same_steps(mode: str, loop: str) -> None:
     assert_equal_runs(*[run_on(loop, run(spares)) for spares in (True, False)])
 
 
+def numbered(make: Any, mode: str, spare_envs: bool) -> aioenv.AsyncVectorEnv:
+    """N envs whose episodes have seeds and options by their numbers, one worker an env."""
+    return aioenv.AsyncVectorEnv(
+        [make] * N,
+        spare_envs=spare_envs,
+        num_workers=None if spare_envs else N,
+        autoreset_mode=mode,  # type: ignore[arg-type]
+        seed_plan=PLAN,
+        autoreset_options=level,
+        episode_stats=True,
+    )
+
+
 class Finite(Told):
     """Has no further episode at level 4 of its slot (and those after it)."""
 
@@ -252,15 +265,7 @@ def test_slots_without_further_episodes(mode: str, kind: str) -> None:
     """They show their last observation for as long as they are paused; a resumed one tries the episode after."""
 
     async def run(spare_envs: bool) -> list[Any]:
-        async with aioenv.AsyncVectorEnv(
-            [partial(Finite, kind)] * N,
-            spare_envs=spare_envs,
-            num_workers=None if spare_envs else N,
-            autoreset_mode=mode,  # type: ignore[arg-type]
-            seed_plan=PLAN,
-            autoreset_options=level,
-            episode_stats=True,
-        ) as envs:
+        async with numbered(partial(Finite, kind), mode, spare_envs) as envs:
             found: list[Any] = [await envs.reset()]
             while len(envs.exhausted) < N:
                 found += [await envs.step([1] * N), envs.exhausted]
@@ -293,15 +298,7 @@ def test_a_reset_of_ones_own_that_finds_no_further_episode(mode: str, kind: str)
     """A resumed slot tries the episode after, and no episode comes twice."""
 
     async def run(spare_envs: bool) -> list[Any]:
-        async with aioenv.AsyncVectorEnv(
-            [partial(Asked, kind)] * N,
-            spare_envs=spare_envs,
-            num_workers=None if spare_envs else N,
-            autoreset_mode=mode,  # type: ignore[arg-type]
-            seed_plan=PLAN,
-            autoreset_options=level,
-            episode_stats=True,
-        ) as envs:
+        async with numbered(partial(Asked, kind), mode, spare_envs) as envs:
             found: list[Any] = [await envs.reset()]
             for t in range(4):
                 found += [await envs.step([1] * N) for _ in range(6)]

@@ -1,6 +1,5 @@
 """The states and returns that a page is shown, against those that the envs and the statistics have."""
 
-import asyncio
 import os
 import signal
 
@@ -14,6 +13,11 @@ from tests.kits.version_kit import needs_mujoco_batch
 
 N = 6
 SLOTS = np.array([0, 2, 3])
+
+
+def hoppers(mode, **kwargs):
+    render = aioenv.RenderConfig(workers=0)
+    return aioenv.make_vec("Hopper-v5", N, autoreset_mode=mode, render=render, episode_stats=True, **kwargs)
 
 
 def attach(envs):
@@ -34,11 +38,7 @@ def attach(envs):
     ],
 )
 async def test_returns_are_those_of_the_episode_statistics(backend, num_workers, mode):
-    render = aioenv.RenderConfig(workers=0)
-    made = aioenv.make_vec(
-        "Hopper-v5", N, backend=backend, num_workers=num_workers, autoreset_mode=mode, render=render, episode_stats=True
-    )
-    async with made as envs:
+    async with hoppers(mode, backend=backend, num_workers=num_workers) as envs:
         observer = attach(envs)
         assert not envs.draws_beside
         await envs.reset(seed=3)
@@ -67,9 +67,7 @@ async def test_returns_are_those_of_the_episode_statistics(backend, num_workers,
 @pytest.mark.asyncio
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 async def test_returns_with_spare_envs(mode):
-    render = aioenv.RenderConfig(workers=0)
-    made = aioenv.make_vec("Hopper-v5", N, spare_envs=True, autoreset_mode=mode, render=render, episode_stats=True)
-    async with made as envs:
+    async with hoppers(mode, spare_envs=True) as envs:
         observer = attach(envs)
         await envs.reset(seed=3)
         last = np.full(N, np.nan)
@@ -92,11 +90,7 @@ async def test_returns_with_spare_envs(mode):
 )
 async def test_an_episode_that_began_before_the_page_does_not_count(backend, num_workers, mode):
     """Its first steps were not seen."""
-    render = aioenv.RenderConfig(workers=0)
-    made = aioenv.make_vec(
-        "Hopper-v5", N, backend=backend, num_workers=num_workers, autoreset_mode=mode, render=render, episode_stats=True
-    )
-    async with made as envs:
+    async with hoppers(mode, backend=backend, num_workers=num_workers) as envs:
         envs.action_space.seed(0)
         await envs.reset(seed=3)
         observer, last, ended = None, np.full(N, np.nan), np.zeros(N, int)
@@ -121,11 +115,7 @@ async def test_an_episode_that_began_before_the_page_does_not_count(backend, num
 @pytest.mark.asyncio
 @pytest.mark.parametrize("mode", AutoresetMode)
 async def test_an_episode_that_was_lost_with_its_worker_does_not_count(mode):
-    render, restart = aioenv.RenderConfig(workers=0), aioenv.RestartPolicy()
-    made = aioenv.make_vec(
-        "Hopper-v5", N, num_workers=2, autoreset_mode=mode, render=render, restart=restart, episode_stats=True
-    )
-    async with made as envs:
+    async with hoppers(mode, num_workers=2, restart=aioenv.RestartPolicy()) as envs:
         envs.action_space.seed(0)
         source = envs._backend.images.pool.sources[0]
         observer = SlotObserver(SLOTS, N, source.state_size, mode, whole=True, restarts=True)
@@ -135,7 +125,6 @@ async def test_an_episode_that_was_lost_with_its_worker_does_not_count(mode):
         for number in range(100):
             if number in (5, 40):
                 os.kill(envs.workers[0].pid, signal.SIGKILL)
-                await asyncio.sleep(0.2)
             result = await envs.step(envs.action_space.sample())
             over = result.terminated | result.truncated
             lost += int(result.info.get("restarted", np.zeros(N, bool))[SLOTS].sum())
@@ -160,11 +149,7 @@ async def test_an_episode_that_was_lost_with_its_worker_does_not_count(mode):
 )
 async def test_an_episode_whose_state_was_set_does_not_count(backend, num_workers, mode):
     """Its end, and the reset after it, are seen as before."""
-    render = aioenv.RenderConfig(workers=0)
-    made = aioenv.make_vec(
-        "Hopper-v5", N, backend=backend, num_workers=num_workers, autoreset_mode=mode, render=render, episode_stats=True
-    )
-    async with made as envs:
+    async with hoppers(mode, backend=backend, num_workers=num_workers) as envs:
         envs.action_space.seed(0)
         observer = attach(envs)
         await envs.reset(seed=3)

@@ -56,6 +56,15 @@ def serves(url):
         return False
 
 
+async def watch_and_kill(envs):
+    """Serve a page, kill its process, and wait until the run has noticed."""
+    watch = await envs.watch(fps=60)
+    os.killpg(watch._child.pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while not watch.closed:
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.asyncio
 async def test_errors_say_which_argument_to_add(monkeypatch):
     async with aioenv.make_vec("Hopper-v5", 2, num_workers=1) as envs:
@@ -225,11 +234,7 @@ class TestWithViser:
     @pytest.mark.asyncio
     async def test_a_page_that_has_died_is_replaced(self):
         async with hoppers() as envs:
-            first = await envs.watch(fps=60)
-            os.killpg(first._child.pid, signal.SIGKILL)
-            async with asyncio.timeout(20):
-                while not first.closed:
-                    await asyncio.sleep(0.02)
+            await watch_and_kill(envs)
             second = await envs.watch()
             assert await asyncio.to_thread(serves, second.url)
 
@@ -237,11 +242,7 @@ class TestWithViser:
     async def test_a_page_that_has_died_is_replaced_once(self):
         """Two calls at the same time: no process is left of either."""
         async with hoppers() as envs:
-            first = await envs.watch(fps=60)
-            os.killpg(first._child.pid, signal.SIGKILL)
-            async with asyncio.timeout(20):
-                while not first.closed:
-                    await asyncio.sleep(0.02)
+            await watch_and_kill(envs)
             second, third = await asyncio.gather(envs.watch(), envs.watch(), return_exceptions=True)
             watch, refused = (second, third) if isinstance(third, Exception) else (third, second)
             assert isinstance(refused, RuntimeError) and "already" in str(refused)
@@ -251,11 +252,7 @@ class TestWithViser:
     @pytest.mark.asyncio
     async def test_a_vector_env_may_be_closed_while_its_dead_page_is_replaced(self):
         async with hoppers() as envs:
-            first = await envs.watch(fps=60)
-            os.killpg(first._child.pid, signal.SIGKILL)
-            async with asyncio.timeout(20):
-                while not first.closed:
-                    await asyncio.sleep(0.02)
+            await watch_and_kill(envs)
             starting = asyncio.ensure_future(envs.watch())
             await asyncio.sleep(0)  # it waits for the end of the first
         (outcome,) = await asyncio.gather(starting, return_exceptions=True)
