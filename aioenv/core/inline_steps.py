@@ -53,6 +53,10 @@ class InlineSteps:
         self._worker = worker
         self._num_envs = scheduler.num_envs
         self._single = scheduler.observations.is_single_array
+        # of actions that need no further check
+        leaf = scheduler.actions.leaves[0]
+        self._shape = None if scheduler.actions.ranges else (scheduler.num_envs, *leaf.shape)
+        self._dtype = leaf.dtype
         # reads infos; it is never sent
         shares = scheduler.worker_pool.shares(np.arange(scheduler.num_envs))
         self._make = partial(scheduler.dispatcher.make_request, shares, COPIED, reused=False)
@@ -95,7 +99,13 @@ class InlineSteps:
         channel, table = self._worker.thread_channel, self._table
         if channel is None:
             return None
-        each = actions if listed else self._actions.take_apart(actions, self._num_envs)[0][0]
+        if listed:
+            each = actions
+        # as `take_apart`, in less than half the time
+        elif type(actions) is np.ndarray and actions.shape == self._shape and actions.dtype == self._dtype:
+            each = actions.copy()
+        else:
+            each = self._actions.take_apart(actions, self._num_envs)[0][0]
         table.check_send(_ALL, "step", reset=False)
         payload = channel.step(0, self._num_envs, each, None, limit_s=limit_s)
         if payload is None:

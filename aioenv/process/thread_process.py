@@ -43,6 +43,7 @@ _log = logging.getLogger("aioenv")
 # Steps below this limit run on the caller's thread, in seconds: as long as anything may block a loop. The two thread
 # switches that they would take otherwise cost 100 µs and more.
 _INLINE_LIMIT_S = YIELD_AFTER_S
+_STEP = Kind.STEP  # an attribute of an enum costs a step 70 ns
 # How long a thread may take to end once its channel is closed, in seconds. It takes longer while its env runs.
 _END_S = 0.2
 _JOIN_S = 1.0
@@ -118,11 +119,14 @@ class ThreadChannel:
     @property
     def steps_inline(self) -> bool:
         """Whether the next step is going to run on the caller's thread."""
-        return self._steps_inline(0.0)
+        return self._inline_times(0.0) is not None
 
-    def _steps_inline(self, limit_s: float) -> bool:
-        times = self._times.get(Kind.STEP)
-        return times is not None and times.inline_for(limit_s) and not self._thread.jobs and not self._ended.done()
+    def _inline_times(self, limit_s: float) -> RunTimes | None:
+        """Return what measures steps, if the next one may run on the thread of a caller with this limit."""
+        times = self._times.get(_STEP)
+        if times is None or self._thread.jobs or not (times.inline or times.inline_for(limit_s)) or self._ended.done():
+            return None
+        return times
 
     @property
     def results(self) -> ResultArrays:
@@ -151,9 +155,9 @@ class ThreadChannel:
             The payload of the reply; the fields of a `PartialStep` that `finish_step` must finish (see
             `speedups.step_here`); or None if nothing was done.
         """
-        if speedups.step_here is None or not self._steps_inline(limit_s):
+        times, fast_path = self._inline_times(limit_s), self._fast_path
+        if times is None or speedups.step_here is None:
             return None
-        fast_path = self._fast_path
         if fast_path is None:
             fast_path = self._fast_path = self._service.fast_path() if self._service is not None else None
             if fast_path is None:
@@ -161,7 +165,7 @@ class ThreadChannel:
         self._requests.allocate_id()  # a rollout must know that there was a step
         start_s = perf_counter()
         result = speedups.step_here(fast_path, first, count, actions, into)
-        self._times[Kind.STEP].record(perf_counter() - start_s)
+        times.record(perf_counter() - start_s)
         return result
 
     def infos_of(self, started: PartialStep) -> list[tuple[int, dict[str, Any]]] | None:

@@ -69,6 +69,7 @@ def fit_actions(value: Any, n: int, path: str, shape: tuple[int, ...], dtype: np
         ActionError: if shape or dtype don't fit.
     """
     expected = (n, *shape)
+    array: np.ndarray[Any, Any]
     array = value if type(value) is np.ndarray else as_array(value, f"actions{path}", f"an array of shape {expected}")
     if array.shape != expected:
         hint = ""
@@ -77,9 +78,10 @@ def fit_actions(value: Any, n: int, path: str, shape: tuple[int, ...], dtype: np
         elif array.shape == (1, *expected) or (n > 1 and array.shape == shape):
             hint = f"; the first axis is the slots, of which there are {n}"
         raise ActionError(f"actions{path}: expected shape {expected}, got {array.shape}{hint}")
-    if array.dtype != dtype:
-        _check_castable(array, dtype, path)
     # always a copy: the caller may change the array while it is still being sent (a step may be cancelled)
+    if array.dtype == dtype:
+        return array.copy()  # twice as fast as `numpy.array`
+    _check_castable(array, dtype, path)
     return np.array(array, dtype, order="C")
 
 

@@ -223,12 +223,27 @@ done:
     return done;
 }
 
+/* Return a new list of `count` actions; `PySequence_List` takes a third of a microsecond longer for an array. */
+static PyObject *list_actions(PyObject *actions, Py_ssize_t count) {
+    Py_ssize_t given = PySequence_Size(actions);
+    if (given >= 0 && given != count)
+        PyErr_Format(PyExc_ValueError, "expected %zd actions, one a row, got %zd", count, given);
+    PyObject *list = given == count ? PyList_New(count) : NULL;
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        PyObject *action = PySequence_GetItem(actions, i);
+        PyList_SET_ITEM(list, i, action);
+        if (action == NULL)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
 /* Return the first `count` actions as a list. It is made of a copy, because envs may keep actions and the next ones
  * are read into the array. */
-static PyObject *list_actions(PyObject *actions, Py_ssize_t count, int all) {
+static PyObject *list_copied_actions(PyObject *actions, Py_ssize_t count, int all) {
     PyObject *some = all ? Py_NewRef(actions) : PySequence_GetSlice(actions, 0, count);
     PyObject *copy = some == NULL ? NULL : PyObject_CallMethodNoArgs(some, str_copy);
-    PyObject *list = copy == NULL ? NULL : PySequence_List(copy);
+    PyObject *list = copy == NULL ? NULL : list_actions(copy, count);
     Py_XDECREF(some);
     Py_XDECREF(copy);
     return list;
@@ -346,7 +361,7 @@ static PyObject *serve_loop(PyObject *const *args, Unread *unread) {
         if (plain == 0)
             return PyLong_FromSsize_t(count);
         PyObject *payload = NULL;
-        PyObject *actions = list_actions(FIELD(ACTIONS), request.count, request.count == rows);
+        PyObject *actions = list_copied_actions(FIELD(ACTIONS), request.count, request.count == rows);
         int complete = step_request(fast_path, &request, actions, &payload);
         if (complete < 0)
             return NULL;
@@ -424,11 +439,7 @@ PyObject *step_here(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
         PyErr_SetString(PyExc_ValueError, "step_here: there are no such rows");
         return NULL;
     }
-    PyObject *actions = PySequence_List(args[3]), *payload = NULL;
-    if (actions != NULL && PyList_GET_SIZE(actions) != request.count) {
-        PyErr_SetString(PyExc_ValueError, "step_here: expected an action for each row");
-        Py_CLEAR(actions);
-    }
+    PyObject *actions = list_actions(args[3], request.count), *payload = NULL;
     if (actions == NULL)
         return NULL;
     int complete = step_request(fast_path, &request, actions, &payload);

@@ -153,9 +153,9 @@ class Portal:
     @property
     def is_own_thread(self) -> bool:
         """Whether the caller is the portal's thread, has borrowed its loop, or is an env: none may wait for it."""
-        if threading.get_ident() in (self._thread.ident, self._handoff.borrower):
-            return True
         thread = threading.current_thread()
+        if thread is self._thread or self._handoff.borrower == threading.get_ident():
+            return True
         return isinstance(thread, JobThread) and thread.loop is self._loop
 
     @property
@@ -300,7 +300,7 @@ class Portal:
         Returns:
             The function's result. None, without a call, if the loop is not idle or not there.
         """
-        if self._closed or self.is_own_thread or self.is_copy:
+        if self._closed or self.is_copy or self.is_own_thread:
             return None
         with self._calls_lock:
             return None if self._calls else function(*args)
