@@ -28,7 +28,8 @@ OF_PROCESSES = {
 
 def environment() -> dict[str, str]:
     """For a script of its own: it finds the package as this process does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # Ray sets it
+    return {**inherited, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
 def run_alone(
