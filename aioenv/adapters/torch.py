@@ -129,9 +129,14 @@ class TorchVectorEnv:
     def reset(self, **kwargs: Any) -> Any:
         """Begin episodes; arguments and errors are those of the vector env's `reset`.
 
+        `options["reset_mask"]` may also be a tensor, `terminated | truncated` of a step; one on a device is waited for.
+
         Returns:
             `ResetResult(obs, info)` of tensors; of an asynchronous vector env an awaitable of it.
         """
+        options = kwargs.get("options")
+        if isinstance(options, dict) and isinstance(mask := options.get("reset_mask"), torch.Tensor):
+            kwargs["options"] = {**options, "reset_mask": mask.numpy(force=True)}
         result = self.envs.reset(**kwargs)
         return self._convert(result, self._reset_result) if self._is_async else self._reset_result(result)
 

@@ -144,7 +144,7 @@ def test_backends_awaited_and_blocking(task, kwargs, mode):
             blocking.append(envs.step(one))
             ended = blocking[-1].terminated | blocking[-1].truncated
             if mode == "Disabled" and ended.any():
-                blocking.append(envs.reset(options={"reset_mask": ended.numpy()}))
+                blocking.append(envs.reset(options={"reset_mask": ended}))
     assert len(ours) == len(theirs) == len(blocking)
     for mine, other, third in zip(ours, theirs, blocking, strict=True):
         for one, two, three in list(zip(mine, other, third, strict=True))[:-1]:
