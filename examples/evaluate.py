@@ -25,8 +25,8 @@ def policy(obs):
 
 
 async def main(episodes: int, num_envs: int, num_workers: int, kill: bool) -> None:
-    envs = aioenv.make_vec("CartPole-v1", num_envs, num_workers=num_workers, restart=aioenv.RestartPolicy())
-    async with envs:
+    restart = aioenv.RestartPolicy() if kill else None
+    async with aioenv.make_vec("CartPole-v1", num_envs, num_workers=num_workers, restart=restart) as envs:
 
         def on_episode(episode: aioenv.Episode) -> None:
             if kill and not killed:
