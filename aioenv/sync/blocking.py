@@ -131,11 +131,14 @@ class BlockingStepper:
         return stepped
 
     def use_envs_inline(self, function: Callable[[], None]) -> bool:
-        """Call a function that uses envs of this process, if steps run on the caller's thread.
+        """Call a function that uses envs of this process, if steps run on the caller's thread, or the caller is an env.
 
         Returns:
             Whether the function was called.
         """
+        if self.portal.is_own_thread:
+            function()
+            return True
         return self.inline is not None and bool(self.portal.run_while_idle(self._use_envs_inline, function))
 
     def _use_envs_inline(self, function: Callable[[], None]) -> bool:

@@ -134,6 +134,7 @@ class Portal:
         self._pid = os.getpid()
         self._calls: set[PortalCall] = set()  # posted and not ended; calls are added under the lock
         self._calls_lock = threading.RLock()  # reentrant: a finalizer may call from within a call
+        self._idle_user: int | None = None  # the thread that is in `run_while_idle`
         self._thread.start()
 
     def _run(self) -> None:
@@ -154,7 +155,7 @@ class Portal:
     def is_own_thread(self) -> bool:
         """Whether the caller is the portal's thread, has borrowed its loop, or is an env: none may wait for it."""
         thread = threading.current_thread()
-        if thread is self._thread or self._handoff.borrower == threading.get_ident():
+        if thread is self._thread or threading.get_ident() in (self._handoff.borrower, self._idle_user):
             return True
         return isinstance(thread, JobThread) and thread.loop is self._loop
 
@@ -286,9 +287,11 @@ class Portal:
             *args: for the function.
 
         Returns:
-            Whether the function was called: False if the loop does not pause.
+            Whether the function was called: False if the loop does not pause, or the caller is in `run_while_idle`.
         """
-        return not self._closed and not self.is_copy and self._handoff.run_inline(function, *args)
+        if self._closed or self.is_copy or self._idle_user == threading.get_ident():
+            return False
+        return self._handoff.run_inline(function, *args)
 
     def request_turn(self) -> None:
         """Let the loop run as soon as an inline function is over, for work that can't wait until the pause ends."""
@@ -303,7 +306,13 @@ class Portal:
         if self._closed or self.is_copy or self.is_own_thread:
             return None
         with self._calls_lock:
-            return None if self._calls else function(*args)
+            if self._calls:
+                return None
+            try:
+                self._idle_user = threading.get_ident()
+                return function(*args)
+            finally:
+                self._idle_user = None
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a plain function on the loop, inline if it pauses, and wait for its result."""

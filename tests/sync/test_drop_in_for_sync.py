@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import signal
@@ -121,6 +122,28 @@ def test_envs_and_what_they_have_are_the_very_objects(inline):
         envs.call("reset", seed=7)  # as Gymnasium's, which asks no questions
         assert envs.np_random_seed == (7, 7, 7)
     assert len(envs.envs) == 3  # also after the close: what envs have recorded may be read
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_an_env_may_ask_its_vector_env_about_the_others(inline):
+    class Meets(Counter):
+        """Tells in each info how many steps all envs have made."""
+
+        def step(self, action):
+            *result, _ = super().step(action)
+            ask = met[0].get_attr if self.t % 2 else met[0].call
+            return *result, {"all": sum(ask("t"))}
+
+    met = [None]
+    results = []
+    for kind in (gym.vector.SyncVectorEnv, SyncVectorEnv):
+        with contextlib.closing(kind([partial(Meets, 1000)] * 3)) as envs:
+            met[0] = envs
+            if inline and kind is SyncVectorEnv:
+                step_inline(envs)
+            envs.reset(seed=0)
+            results.append([tuple(envs.step(np.zeros(3, int))) for _ in range(4)])
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("inline", [False, True])

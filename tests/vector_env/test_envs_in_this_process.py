@@ -964,6 +964,50 @@ def test_an_env_that_steps_its_own_vector_env_is_refused(options):
         assert envs.step(np.zeros(2, int)).reward.tolist() == [1.0, 1.0]
 
 
+class Asks(Counter):
+    """Uses its vector env in each step, once `use` is set; tells in the info whether that was refused."""
+
+    def step(self, action):
+        *result, _ = super().step(action)
+        try:
+            self.use()
+        except aioenv.LoopError:
+            return *result, {"refused": True}
+        return *result, {}
+
+    def use(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda envs: envs.step(np.zeros(2, int)),
+        lambda envs: envs.send(np.zeros(2, int)),
+        lambda envs: envs.recv(),
+        lambda envs: envs.reset(),
+        lambda envs: envs.call("t"),
+        lambda envs: envs.pause(0),
+        lambda envs: envs.close(),
+    ],
+    ids="step send recv reset call pause close".split(),
+)
+@pytest.mark.parametrize("steps", [1, 60], ids=["thread", "inline"])
+def test_an_env_that_uses_its_own_vector_env_in_a_step_is_refused(steps, use):
+    """On the caller's thread it was served in the middle of the step, whose results it spoiled."""
+    made = [Asks(1000), Asks(1000)]
+    with aioenv.sync.VectorEnv([lambda env=env: env for env in made], num_workers=0) as envs:
+        envs.reset()
+        for _ in range(steps):
+            envs.step(np.zeros(2, int))
+        for env in made:
+            env.use = lambda: use(envs)
+        for t in (steps + 1, steps + 2):
+            obs, *_, info = envs.step(np.zeros(2, int))
+            assert info["refused"].all() and (obs[:, 1] == t).all()
+        assert envs.call("t") == (t, t)
+
+
 class Forks(Counter):
     """Forks a process in each step, which ends by `sys.exit(3)`, and waits for it; its exit code is the reward."""
 
