@@ -507,11 +507,10 @@ class WorkerRolloutBackend:
         await scheduler.drain()
         await scheduler.wait_for_observations()
         stepped = {member for member, _ in scheduler.worker_pool.shares(self._stepped)}
-        unseen = set(table.unseen().tolist())
 
         def can_answer(member: WorkerSlots) -> bool:
             mine = range(member.start, member.stop)
-            idle = all(table.state(slot) is SlotState.IDLE and slot not in unseen for slot in mine)
+            idle = all(table.state(slot) is SlotState.IDLE for slot in mine)
             return idle and member.worker.state in ACCEPTS_REQUESTS and not member.worker.busy
 
         asked = [member for member in scheduler.worker_pool.members if member in stepped or can_answer(member)]

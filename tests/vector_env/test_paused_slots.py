@@ -602,6 +602,23 @@ async def test_last_observations_in_a_rollout_where_all_slots_of_a_worker_are_pa
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "backend": "native"}, {"num_workers": 0}])
+async def test_last_observations_in_a_rollout_where_a_paused_slot_took_a_state(options):
+    actions = np.zeros((4, 3), np.float32)
+    async with aioenv.make_vec("Hopper-v5", 4, **options) as envs:
+        await envs.reset(seed=0)
+        last, *_ = await envs.step(actions)
+        envs.pause([2, 3])
+        await envs.set_state(await envs.get_state([0]), [2])
+        rollout = await envs.rollout(lambda obs: actions[: len(obs)], 3)
+        assert np.array_equal(rollout.obs[:, 2:], [last[2:]] * 3)
+        assert np.array_equal(rollout.last_obs[2:], last[2:])
+        envs.resume()
+        with pytest.raises(aioenv.ResetNeededError, match=r"slots \[2\]"):
+            await envs.rollout(lambda obs: actions[: len(obs)], 1)
+
+
+@pytest.mark.asyncio
 async def test_last_observations_after_a_cancelled_step():
     async with aioenv.make_vec("CartPole-v1", 2, num_workers=2) as envs:
         for turns in range(1, 9):
