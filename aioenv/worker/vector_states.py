@@ -175,6 +175,8 @@ def _converted(env: VectorEnv[Any, Any, Any], holder: Any, state: RawState) -> A
         raise Misfit(f"the state of {name} is one of a slot of {values['vector']}; here {kind} has the states")
     if "model" in values and is_native(holder) and values["model"] != (here := fingerprint(holder.model)):
         raise Misfit(f"the state of {name} is of another MuJoCo model: {differences(values['model'], here)}")
+    if awaits_reset(state) and getattr(holder, "autoreset_mode", None) is AutoresetMode.SAME_STEP:
+        raise Misfit(AWAITS_RESET)
     return decode(values["state"], arrays)
 
 

@@ -96,6 +96,26 @@ async def test_slots_go_on_elsewhere(task, tmp_path):
         assert ends >= 3
 
 
+@pytest.mark.parametrize("where", [{"num_workers": 0}, {"backend": "native"}, {"backend": "native", "num_workers": 2}])
+@pytest.mark.parametrize("before", [{"num_workers": 0}, {"backend": "native"}])
+async def test_a_state_that_awaits_a_reset_is_refused_under_same_step_and_the_others_are_set(before, where):
+    actions = np.zeros((2, 3), np.float32)
+    async with aioenv.make_vec("Hopper-v5", 2, max_episode_steps=3, **before) as envs:
+        await envs.reset(seed=0)
+        for _ in range(3):
+            await envs.step(actions)
+        (over,) = await envs.get_state([0])
+        await envs.step(actions)
+        (begun,) = await envs.get_state([1])
+        expected = await envs.step(actions)
+    mode = AutoresetMode.SAME_STEP
+    async with aioenv.make_vec("Hopper-v5", 2, max_episode_steps=3, autoreset_mode=mode, **where) as envs:
+        await envs.reset(seed=1)
+        with pytest.raises(aioenv.ResumeError, match="slot 0: this state awaits a reset"):
+            await envs.set_state([over, begun])
+        assert np.array_equal((await envs.step(actions)).obs[1], expected.obs[1])
+
+
 class Mortal(Hopper):
     def before_step(self):
         super().before_step()
