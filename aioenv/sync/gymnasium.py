@@ -625,9 +625,12 @@ def original_exception(error: SlotError | WorkerStartError) -> Exception:
 
 
 def fits_space(space: Space[Any], batch: Any) -> bool:
-    """Return whether all arrays of a batch have the shapes and dtypes of its space; other elements are not checked."""
+    """Return whether all arrays of a batch have the shapes and dtypes of its space; other elements are not checked.
+
+    Arrays of subclasses don't fit, since their rows may be other things: of `numpy.ma`, they may be masked.
+    """
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return isinstance(batch, np.ndarray) and batch.dtype == space.dtype and batch.shape == space.shape
+        return type(batch) is np.ndarray and batch.dtype == space.dtype and batch.shape == space.shape
     if isinstance(space, spaces.Dict):
         return (
             isinstance(batch, dict)

@@ -20,9 +20,11 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import aioenv
+from aioenv import sync
 from aioenv.platform import usable_cpus
 from aioenv.process.launch import START_METHODS
 from aioenv.sync import AsyncVectorEnv
+from tests.kits.compare import assert_same
 from tests.kits.counter_kit import Counter, counters
 from tests.kits.process_kit import run_alone
 
@@ -166,6 +168,30 @@ def test_envs_get_their_actions_as_they_were_given():
         with pytest.raises(TypeError, match="iterate"):
             envs.step_async(1)
         assert envs.step(np.zeros(2, np.float32))[1].tolist() == [1, 1]  # nothing was sent
+
+
+class Repeats(Counter):
+    """Tells in its info what its action looks like."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, action):
+        *result, _ = super().step(Counter.OK)
+        return *result, {"got": repr(action)}
+
+
+@pytest.mark.parametrize("kind", [AsyncVectorEnv, sync.SyncVectorEnv])
+def test_actions_may_be_masked(kind):
+    numbers = np.array([[0.5, 1], [0, -1]], np.float32)
+    theirs = SyncVectorEnv([Repeats] * 2)
+    with kind([Repeats] * 2) as mine:
+        for envs in (mine, theirs):
+            envs.reset(seed=0)
+        for actions in (np.ma.array(numbers, mask=[[0, 1], [1, 1]]), numbers):
+            assert_same(tuple(mine.step(actions)), theirs.step(actions))
+    theirs.close()
 
 
 def test_actions_are_the_callers_again_after_step_async():
