@@ -92,7 +92,7 @@ class AsyncResource:
     async def _ensure_started(self) -> Self:
         """Start it, or wait until it is started. If this is cancelled, it is closed."""
         self._check_open()
-        loop = asyncio.get_running_loop()
+        loop = self._running_loop()
         if self._loop is None:
             self._loop = loop
             self._pid = os.getpid()
@@ -175,13 +175,17 @@ class AsyncResource:
         if self.closed:
             raise ClosedError.of(f"the {self._noun}")
 
-    def _check_loop(self) -> None:
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
         try:
-            loop = asyncio.get_running_loop()
+            return asyncio.get_running_loop()
         except RuntimeError:
-            where = "" if self._pid == os.getpid() else f": this is a forked copy of process {self._pid}"
-            why = f"this {self._noun} is used on an event loop, in a coroutine; none runs here{where}"
+            copied = self._loop is not None and self._pid != os.getpid()
+            where = f": this is a forked copy of process {self._pid}" if copied else ""
+            why = f"this {self._noun} is used on an event loop of asyncio, in a coroutine; none runs here{where}"
             raise LoopError(why) from None
+
+    def _check_loop(self) -> None:
+        loop = self._running_loop()
         if loop is not self._loop:
             where = "" if self._pid == os.getpid() else f", of which process {os.getpid()} is a forked copy"
             raise LoopError(

@@ -258,6 +258,13 @@ def test_two_runs_are_two_loops():
         runner.run(envs.close())
 
 
+def test_a_loop_that_is_not_asyncios():
+    """As under trio, which pytest's plugin of anyio takes, too: a coroutine runs, and no loop of asyncio does."""
+    starting = aioenv.make_vec("CartPole-v1", 2).__aenter__()
+    with pytest.raises(aioenv.LoopError, match=r"an event loop of asyncio, in a coroutine; none runs here$"):
+        starting.send(None)
+
+
 @pytest.mark.asyncio
 async def test_what_is_closed_says_what_it_was():
     """The same words for blocking code and for the other."""
