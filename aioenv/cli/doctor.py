@@ -1,7 +1,6 @@
-"""Report what works on this machine, and what to install for the rest.
+"""Report what works on this machine, and what to install for the rest."""
 
-This module imports nothing at import time that may be missing, too old or broken: it reports these.
-"""
+# It imports nothing at import time that may be missing, too old or broken: it reports these.
 
 from __future__ import annotations
 

@@ -112,6 +112,13 @@ def test_a_video_that_cannot_be_written_raises(tmp_path):
         asyncio.run(write())
 
 
+def test_help_of_doctor_is_for_its_users(capfd):
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    told = capfd.readouterr().out
+    assert "Report what works on this machine, and what to install for the rest.\n\noptions:" in told
+
+
 def test_doctor_reports_what_is_here(capfd):
     assert main(["doctor"]) == 0
     output = capfd.readouterr().out
