@@ -31,6 +31,11 @@ def test_the_code_of_a_page_runs(name, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
+@pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if "aioenv.record(" in text])
+def test_pages_that_write_a_video_say_what_they_need(name):
+    assert "imageio_ffmpeg" in needs(TEXTS[name])
+
+
 @pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if "fragment" in text])
 def test_fragments_are_python(name):
     """Code of other libraries, or of programs that the page does not have, is not run."""
