@@ -120,7 +120,7 @@ def draw(curve: list[tuple[float, float]], env: str, path: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--env", default="InvertedDoublePendulum-v5")
+    parser.add_argument("--env", default="InvertedDoublePendulum-v5", help="with continuous actions")
     parser.add_argument("--backend", default="native", choices=["native", "workers", "auto"])
     parser.add_argument("--members", type=int, default=32)
     parser.add_argument("--slots", type=int, default=4, help="of each member, and so its episodes in a generation")

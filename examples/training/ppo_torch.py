@@ -195,7 +195,7 @@ async def train_awaited(settings: dict, args: argparse.Namespace) -> Trainer:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--env", default="HalfCheetah-v5", help="with continuous actions, from -1 to 1")
     parser.add_argument("--backend", default="native", choices=["native", "workers", "auto"])
     parser.add_argument("--awaited", action="store_true", help="await rollouts instead of blocking")
     parser.add_argument("--num-envs", type=int, default=64)

@@ -230,10 +230,10 @@ async def train(args: argparse.Namespace) -> Learner:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--env", default="Hopper-v5")
+    parser.add_argument("--env", default="Hopper-v5", help="with continuous actions")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2, help="processes that step them")
-    parser.add_argument("--min-slots", type=int, default=4, help="wait for so many envs; all: every run is the same")
+    parser.add_argument("--min-slots", type=int, default=4, help="wait for so many; if for all, runs are the same")
     parser.add_argument("--steps", type=int, default=400_000)
     parser.add_argument("--random", type=int, default=5000, help="steps before the networks learn and act")
     parser.add_argument("--ratio", type=float, default=0.25, help="updates for each env-step")

@@ -69,6 +69,11 @@ def is_picture(path: Path) -> bool:
     return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
 
 
+@pytest.mark.parametrize("script", ["ppo_torch.py", "sac_torch.py", "population.py"])
+def test_help_says_which_envs_are_for_it(script, tmp_path):
+    assert "--env ENV with continuous actions" in " ".join(run(script, "--help", cwd=tmp_path).split())
+
+
 def test_ppo(policy):
     folder, said = policy
     header, *rows = (folder / "log.csv").read_text().splitlines()
