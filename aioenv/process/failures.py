@@ -12,6 +12,7 @@ import errno
 import logging
 import pickle
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -203,6 +204,11 @@ def _add_cause(error: Exception, failure: Failure) -> None:
         error.add_note(f"The {failure.type_name} itself does not unpickle in this process: {reason_of(exc)}")
         return
     if isinstance(original, BaseException):
+        if isinstance(original, ModuleNotFoundError) and original.name in sys.modules:
+            original.add_note(
+                f"This process has a module {original.name!r}, but workers can't import it: "
+                "after cloudpickle.register_pickle_by_value(module) it is sent to them"
+            )
         error.__cause__ = original
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 import traceback
+import types
 
 import gymnasium as gym
 import numpy as np
@@ -256,6 +258,18 @@ def test_two_runs_are_two_loops():
         with asyncio.Runner() as other, pytest.raises(aioenv.LoopError, match=r"used from .*: make another one there"):
             other.run(envs.reset())
         runner.run(envs.close())
+
+
+@pytest.mark.parametrize("make", [sync.VectorEnv, sync.AsyncVectorEnv])
+def test_a_module_that_is_in_this_process_alone(make, monkeypatch):
+    """As one that `runpy.run_path` runs, or that a loader of plugins makes."""
+    module = types.ModuleType("made_here")
+    monkeypatch.setitem(sys.modules, "made_here", module)
+    module.Env = type("Env", (Plain,), {"__module__": "made_here"})
+    with pytest.raises((aioenv.WorkerStartError, ModuleNotFoundError)) as caught:
+        make([module.Env])
+    told = "".join(traceback.format_exception(caught.value))
+    assert "No module named 'made_here'" in told and "cloudpickle.register_pickle_by_value(module) it is sent" in told
 
 
 def test_a_loop_that_is_not_asyncios():
