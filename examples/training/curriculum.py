@@ -17,6 +17,7 @@ hardest task from the start, so that the run tells how well it goes.
 # sphinx_gallery_thumbnail_path = '_static/examples/training/curriculum.png'
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -156,6 +157,7 @@ if __name__ == "__main__":
     parser.add_argument("--curve", metavar="PATH", help="draw the returns, as PNG")
     parser.add_argument("--tensorboard", metavar="DIR")
     args = parser.parse_args()
+    Path(args.curve or "").parent.mkdir(parents=True, exist_ok=True)  # or training would be lost
 
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)

@@ -29,6 +29,7 @@ import math
 import os
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 from gymnasium.wrappers import FrameStackObservation, GrayscaleObservation
@@ -210,6 +211,7 @@ if __name__ == "__main__":
     parser.add_argument("--save", metavar="PATH", help="save the policy")
     parser.add_argument("--tensorboard", metavar="DIR")
     args = parser.parse_args()
+    Path(args.save or "").parent.mkdir(parents=True, exist_ok=True)  # or training would be lost
 
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # the networks are small, and workers need the other CPUs

@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -129,6 +130,7 @@ if __name__ == "__main__":
     parser.add_argument("--curve", metavar="PATH", help="draw the returns, as PNG")
     parser.add_argument("--tensorboard", metavar="DIR")
     args = parser.parse_args()
+    Path(args.curve or "").parent.mkdir(parents=True, exist_ok=True)  # or training would be lost
 
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)

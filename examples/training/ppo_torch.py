@@ -22,6 +22,7 @@ import argparse
 import math
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -205,6 +206,7 @@ if __name__ == "__main__":
     parser.add_argument("--save", metavar="PATH", help="save the policy, for evaluate_torch.py")
     parser.add_argument("--tensorboard", metavar="DIR")
     args = parser.parse_args()
+    Path(args.save or "").parent.mkdir(parents=True, exist_ok=True)  # or training would be lost
 
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # the networks are small

@@ -25,6 +25,7 @@ import math
 import os
 import time
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import torch
@@ -248,6 +249,7 @@ if __name__ == "__main__":
     parser.add_argument("--save", metavar="PATH", help="save the policy")
     parser.add_argument("--tensorboard", metavar="DIR")
     args = parser.parse_args()
+    Path(args.save or "").parent.mkdir(parents=True, exist_ok=True)  # or training would be lost
 
     torch.manual_seed(args.seed)
     trainer = aioenv.run(train(args))

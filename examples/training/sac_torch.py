@@ -31,6 +31,7 @@ import os
 import time
 from collections import deque
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -245,6 +246,7 @@ if __name__ == "__main__":
     parser.add_argument("--tensorboard", metavar="DIR")
     parser.add_argument("--trace", metavar="PATH", help="write a timeline of the run")
     args = parser.parse_args()
+    Path(args.save or "").parent.mkdir(parents=True, exist_ok=True)  # or training would be lost
 
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # the envs' workers use the other CPUs

@@ -213,12 +213,12 @@ def test_sac_bootstraps_unless_terminated():
 
 
 def test_sac(tmp_path):
-    command = ("sac_torch.py", *SAC, "--save", "sac.pt", "--log", "log.csv", "--trace", "run.json")
+    command = ("sac_torch.py", *SAC, "--save", "made/for/it/sac.pt", "--log", "log.csv", "--trace", "run.json")
     said = run(*command, cwd=tmp_path)
     (row,) = (tmp_path / "log.csv").read_text().splitlines()[1:]
     assert row.split(",")[0] == re.findall(r"^(\d+) steps", said, re.MULTILINE)[0]
     assert {"loop", "worker 0: slots 0-3"} <= {span.line for span in read(tmp_path / "run.json")}
-    told = run("evaluate_torch.py", "sac.pt", "--episodes", "3", "--num-envs", "2", cwd=tmp_path)
+    told = run("evaluate_torch.py", "made/for/it/sac.pt", "--episodes", "3", "--num-envs", "2", cwd=tmp_path)
     assert re.search(r"^return: ", told, re.MULTILINE)
 
 
@@ -234,11 +234,11 @@ def test_sac_is_repeatable_if_it_waits_for_all_slots():
 
 
 def test_population_learns(tmp_path):
-    said = run("population.py", "--generations", "4", "--members", "16", "--curve", "curve.png", cwd=tmp_path)
+    said = run("population.py", "--generations", "4", "--members", "16", "--curve", "made/curve.png", cwd=tmp_path)
     means = [float(number) for number in re.findall(r"mean return ([\d.]+)", said)]
     batches = [float(number) for number in re.findall(r"([\d.]+) members a batch", said)]
     assert len(means) == 4 and means[-1] > 1.3 * means[0], said
-    assert batches[-1] > 2 and is_picture(tmp_path / "curve.png")  # one call serves several members
+    assert batches[-1] > 2 and is_picture(tmp_path / "made" / "curve.png")  # one call serves several members
 
 
 def test_curriculum_learns(tmp_path):
