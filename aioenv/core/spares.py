@@ -315,11 +315,13 @@ class SpareEnvs:
             Whether the reply is held back, since the next episode has not begun yet; `complete` goes on with it.
         """
         batch, row = request.batch, part.start
+        slot = self._slots[part.slots[0]]
+        if not request.stepped and part.sent is not None and len(part.sent.slots):
+            self.lost.discard(slot.slot)  # a worker that died meanwhile was started again, and got the reset again
         if part.errors and self.is_waiting(part):  # Ctrl-C while its reply was handled has ended its worker
-            self._slots[part.slots[0]].waiting = None
+            slot.waiting = None
         if part.errors:
             return False
-        slot = self._slots[part.slots[0]]
         if not request.stepped:
             if part.exhausted:  # a reset of the user; the next step begins the episode after it
                 slot.last = _last_of(request, part)

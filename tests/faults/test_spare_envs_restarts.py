@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 
 import aioenv
-from tests.faults.spares_kit import MODES, Hold, until, waits
+from tests.faults.spares_kit import MODES, Hold, Twin, until, waits
 from tests.faults.test_close import wait_until_gone
 from tests.faults.test_spare_envs_faults import episodes, started, who
 from tests.kits.loop_kit import LOOPS, run_on
@@ -222,6 +222,30 @@ def test_an_env_is_killed_while_a_step_waits_for_its_reset(mode: Any, ready: boo
                 hold.release("1-0")
             assert who(await step) == (0, 2, 0)
             assert len(await episodes(envs)) > 3
+
+    asyncio.run(main())
+
+
+@modes
+def test_a_reset_that_a_new_process_repeats_begins_a_whole_episode(mode: Any, hold: Hold) -> None:
+    """Not one that the next step cuts."""
+
+    async def main() -> None:
+        factories = [partial(Twin, slot, hold=hold.folder) for slot in range(2)]
+        restart = aioenv.RestartPolicy()
+        async with aioenv.AsyncVectorEnv(factories, spare_envs=True, autoreset_mode=mode, restart=restart) as envs:
+            hold.hold("1-0")
+            reset = asyncio.ensure_future(envs.reset(seed=0))
+            await until(lambda: envs.workers[1].state == "busy")
+            pid = envs.workers[1].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: envs.workers[1].pid not in (pid, None))
+            await asyncio.to_thread(hold.release, "1-0")
+            assert who(await reset) == (0, 1, 0)
+            step = await envs.step([0] * 2)
+            assert who(step) == (0, 1, 1)
+            assert not step.truncated.any()
 
     asyncio.run(main())
 
