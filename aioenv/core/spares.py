@@ -215,7 +215,7 @@ class SpareEnvs:
         """
         for number, seed in seeds.items():
             slot = self._slots[number]
-            slot.last = slot.taken = slot.waiting = None
+            slot.taken = slot.waiting = None
             slot.restarted = False
             self.ended.discard(number)
             self.lost.discard(number)
@@ -318,6 +318,10 @@ class SpareEnvs:
         slot = self._slots[part.slots[0]]
         if not request.stepped and part.sent is not None and len(part.sent.slots):
             self.lost.discard(slot.slot)  # a worker that died meanwhile was started again, and got the reset again
+            last, slot.last = slot.last, None
+            if last is not None and (part.errors or part.exhausted) and not _has_died(part):
+                slot.last = last  # of the other env, if the reset before this one raised, too
+                _put_last(last, request, part)
         if part.errors and self.is_waiting(part):  # Ctrl-C while its reply was handled has ended its worker
             slot.waiting = None
         if part.errors:
@@ -402,7 +406,7 @@ class SpareEnvs:
             slot.number += 1
             if not slot.held:
                 self._prepare(slot, None)
-        if taken is not None and not taken.open and _has_died(taken) and self._is_restarting(slot.live.worker):
+        if taken is not None and not taken.open and _has_died(taken.parts[0]) and self._is_restarting(slot.live.worker):
             taken = None  # `note_restart` resets it
         if taken is not None and not taken.open:
             self._begin(slot, taken, request, part)
@@ -631,8 +635,8 @@ def _put_last(last: Last, request: BatchRequest, part: WorkerRequest) -> None:
         mine[row] = theirs
 
 
-def _has_died(request: BatchRequest) -> bool:
-    return any(isinstance(error, WorkerDied) for error in request.parts[0].errors)
+def _has_died(part: WorkerRequest) -> bool:
+    return any(isinstance(error, WorkerDied) for error in part.errors)
 
 
 def _accepts(member: WorkerSlots) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from functools import partial
@@ -239,15 +240,18 @@ async def kill(envs: aioenv.AsyncVectorEnv, worker: int) -> None:
 
 
 class NoScene(gymnasium.Env[Any, Any]):
-    """Episodes of three steps, observed as (episode, step). The reset of slot 0's episode 2 raises."""
+    """Episodes of three steps, observed as (episode, step). The reset of slot 0's episode 2 raises an error."""
 
     observation_space = Box(0, 9, (2,), np.float64)
     action_space = Discrete(2)
 
+    def __init__(self, error: type[Exception] = ValueError) -> None:
+        self.error = error
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         slot, self.episode = (options or {}).get("at", (0, 0))
         if (slot, self.episode) == (0, 2):
-            raise ValueError("no scene")
+            raise self.error("no scene")
         self.t = 0
         return np.array([self.episode, 0.0]), {}
 
@@ -272,3 +276,27 @@ def test_a_slot_whose_reset_raised_keeps_its_last_observation(mode: str) -> None
         obs, _ = envs.reset(options={"reset_mask": np.array([True, False])})
         assert obs[0, 1] == 0
         assert envs.step(np.zeros(2, int))[0][:, 1].tolist() == [1, 1]
+
+
+@modes
+@pytest.mark.parametrize("error", [ValueError, aioenv.EpisodesDone])
+def test_it_keeps_it_if_a_reset_of_ones_own_raises_again(mode: str, error: type[Exception]) -> None:
+    def options(slot: int, episode: int) -> dict[str, Any]:
+        return {"at": (slot, episode)}
+
+    make = partial(NoScene, error)
+    with sync.VectorEnv([make] * 2, spare_envs=True, autoreset_mode=mode, autoreset_options=options) as envs:
+        envs.reset()
+        with contextlib.suppress(aioenv.EnvError):
+            while not envs.exhausted:
+                envs.step(np.zeros(2, int))
+        for _ in range(2):
+            envs.resume()
+            try:
+                obs, _ = envs.reset(options={"reset_mask": np.array([True, False]), "at": (0, 2)})
+            except aioenv.EnvError as raised:
+                obs = raised.partial.obs
+            assert obs[0].tolist() == [1, 3]
+        envs.resume()
+        obs, _ = envs.reset(options={"reset_mask": np.array([True, False])})
+        assert obs[0].tolist() == [0, 0]
