@@ -575,7 +575,7 @@ class SpareEnvs:
         if slot.waiting is not None and slot.taken is None:
             if slot.spare.worker is worker:
                 slot.swap()
-            taken = self._reset_live(slot, seed)
+            taken = self._reset_live(slot, slot.reserved_seed if slot.held else seed)
             slot.taken = taken if taken.open else None  # or the worker is gone again
         elif slot.spare.worker is worker and not slot.held:
             self._prepare(slot, seed)

@@ -227,6 +227,33 @@ def test_an_env_is_killed_while_a_step_waits_for_its_reset(mode: Any, ready: boo
 
 
 @modes
+def test_a_numbered_episode_keeps_its_seed_if_its_env_is_killed_in_the_reset(mode: Any, hold: Hold) -> None:
+    seeds, drawn = [5, 6, 7], {}
+
+    def policy(obs: Any, started: Any, episodes: Any) -> Any:
+        drawn.update({int(episodes[slot]): float(obs[slot, -1]) for slot in np.flatnonzero(started)})
+        return np.zeros(1, int)
+
+    async def main() -> None:
+        factories = [partial(Twin, 0, hold=hold.folder)]
+        restart = aioenv.RestartPolicy()
+        async with aioenv.AsyncVectorEnv(factories, spare_envs=True, autoreset_mode=mode, restart=restart) as envs:
+            hold.hold("0-1")
+            iterator = envs.episodes(policy, len(seeds), seed=seeds)
+            found = [await anext(iterator)]
+            following = asyncio.ensure_future(anext(iterator))
+            await until(lambda: waits(envs, 0))
+            hold.forget("0-1")
+            assert envs.workers[1].pid is not None
+            os.kill(envs.workers[1].pid, signal.SIGKILL)
+            found += [await following, await anext(iterator)]
+            assert [episode.seed for episode in found] == seeds
+
+    asyncio.run(main())
+    assert drawn == {number: np.random.default_rng(seed).random() for number, seed in enumerate(seeds)}
+
+
+@modes
 def test_a_reset_that_a_new_process_repeats_begins_a_whole_episode(mode: Any, hold: Hold) -> None:
     """Not one that the next step cuts."""
 
