@@ -371,6 +371,10 @@ def _checked_settings(
     if isinstance(settings.get("episode_stats"), EpisodeStats):
         raise ValueError("episode_stats: expected True or False: each collector counts its own, in the infos")
     if num_workers is None and settings.get("backend", "workers") != "auto":
+        if settings.get("spare_envs"):
+            raise ValueError(
+                "num_workers: expected two for each slot of a collector with spare_envs=True, got None, which is 0 here"
+            )
         num_workers = 0
     chosen = {**settings}
     if num_workers is not None:

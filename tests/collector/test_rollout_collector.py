@@ -454,6 +454,7 @@ async def test_large_arrays_of_factories_are_there_whenever_a_collector_starts()
         ({"restart": aioenv.RestartPolicy(resume=True)}, ValueError, "resume=True"),
         ({"worker_env": [{}]}, ValueError, "worker_env: expected one mapping"),
         ({"episode_stats": aioenv.EpisodeStats()}, ValueError, "episode_stats: expected True or False"),
+        ({"spare_envs": True}, ValueError, "num_workers: expected two for each slot .*, got None, which is 0 here"),
     ],
 )
 def test_wrong_arguments(how, error, text):
