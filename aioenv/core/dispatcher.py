@@ -410,11 +410,12 @@ class Dispatcher:
         """Pass on the results of a worker request to all who need them; None: in place of the reply of a spare env."""
         worker = part.member.worker
         failed = isinstance(outcome, SlotError) or (outcome is not None and outcome.kind is Kind.FAILURE)
+        died = outcome is None and any(isinstance(error, WorkerDied) for error in part.errors)
         part.arrived = True
         if part.render_updates:
             self._pass_on_updates(part)
         if request.images is not None and self._images is not None:
-            if failed or (outcome is None and part.errors):
+            if failed or died:
                 self._images.fail(worker, part.request_id, request.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(request.images, part.slots, request.batch.state[part.start : part.stop])

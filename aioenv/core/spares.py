@@ -153,7 +153,8 @@ class SpareEnvs:
         read_reply: reads a reply, or the error in its place, into its worker request; pauses no exhausted slot.
         exhaust: pauses the slots of a worker request whose envs have no further episode.
         pass_on_updates: passes on the models that images need (see `Dispatcher`).
-        complete: goes on with a reply that was held back until the next episode had begun.
+        complete: goes on with a reply that was held back until the next episode had begun; gets the error if it never
+            will.
         history: the last observations of the slots, if workers are restarted; None: they are not.
         is_restarting: tells whether a worker is being restarted.
         start_restart: starts the restart of a worker that has died, with this error, if that was not done yet; tells
@@ -176,7 +177,7 @@ class SpareEnvs:
         read_reply: Callable[[BatchRequest, WorkerRequest, Frame | SlotError], None],
         exhaust: Callable[[BatchRequest, WorkerRequest], None],
         pass_on_updates: Callable[[WorkerRequest], None],
-        complete: Callable[[BatchRequest, WorkerRequest], None],
+        complete: Callable[..., None],
         history: SlotHistory | None,
         is_restarting: Callable[[Worker], bool],
         start_restart: Callable[[Worker, WorkerDied], bool],
@@ -388,7 +389,7 @@ class SpareEnvs:
             "it was interrupted while its next episode began", part.slots.tolist()
         )
         part.columns, part.errors = (), [error]
-        self._complete(request, part)
+        self._complete(request, part, error)
 
     def is_waiting(self, part: WorkerRequest) -> bool:
         """Return whether a worker request waits for an episode to begin."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium
@@ -31,6 +32,16 @@ class Finite(gymnasium.Wrapper[Any, Any, Any, Any]):
         if options is not None and options["level"] >= 4:
             raise aioenv.EpisodesDone
         return self.env.reset(seed=seed)
+
+
+class NoScene(Colours):
+    """The reset of slot 0's episode 2 raises, after a while."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if (options or {}).get("at") == (0, 2):
+            time.sleep(0.2)
+            raise ValueError("no scene")
+        return super().reset(seed=seed)
 
 
 def make_finite() -> gymnasium.Env[Any, Any]:
@@ -92,6 +103,33 @@ async def test_slots_without_further_episodes_keep_their_last_image(mode: str) -
                     after += len(envs.exhausted) == 2
                     if after == 2:
                         envs.resume(0)
+        runs.append(np.array(images))
+    different = np.flatnonzero((runs[0] != runs[1]).any((2, 3, 4)).any(1))
+    assert different.tolist() == []
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+async def test_a_slot_whose_reset_raised_has_an_image(mode: str) -> None:
+    """Of its last observation, whether or not the step has waited for the reset."""
+    runs = []
+    for spares in (False, True):
+        images: list[np.ndarray[Any, Any]] = []
+        async with aioenv.AsyncVectorEnv(
+            [lambda: NoScene(gymnasium.make("InvertedPendulum-v5", render_mode="rgb_array"))] * 2,
+            spare_envs=spares,
+            autoreset_mode=mode,
+            seed_plan=list(range(50)),
+            autoreset_options=lambda slot, episode: {"at": (slot, episode)},
+            render=aioenv.RenderConfig(width=32, height=32),
+        ) as envs:
+            await envs.reset()
+            with pytest.raises(aioenv.EnvError, match="no scene"):
+                while len(images) < 99:
+                    await envs.step(np.full((2, 1), 1.5, np.float32))
+                    images.append(await envs.render())
+            images.append(await envs.render())
+            await envs.reset(options={"reset_mask": np.array([False, True])})
+            images.append(await envs.render())
         runs.append(np.array(images))
     different = np.flatnonzero((runs[0] != runs[1]).any((2, 3, 4)).any(1))
     assert different.tolist() == []
