@@ -573,15 +573,15 @@ class SpareEnvs:
             return
         self._absent.discard(worker)
         seed = None if self._has_seeds else derive_seed(slot.seeds.get(worker), worker.generation)
+        if slot.held and slot.reserved_seed is not None:
+            seed = slot.reserved_seed
         if slot.waiting is not None and slot.taken is None:
             if slot.spare.worker is worker:
                 slot.swap()
-            taken = self._reset_live(slot, slot.reserved_seed if slot.held else seed)
+            taken = self._reset_live(slot, seed)
             slot.taken = taken if taken.open else None  # or the worker is gone again
-        elif slot.spare.worker is worker and not slot.held:
+        elif slot.spare.worker is worker and (slot.reserved or not slot.held):
             self._prepare(slot, seed)
-        elif slot.spare.worker is worker and slot.reserved:
-            self._prepare(slot, slot.reserved_seed)
 
     def can_take_over(self, part: WorkerRequest) -> bool:
         """Return whether a worker is alive in which the slot of a worker request can go on."""
