@@ -164,10 +164,13 @@ class EnvCalls:
         texts: dict[int, list[str | None]] = {slot: [] for slot in parts}  # of both envs: why one was refused, or None
 
         def on_result(number: int, reply: Any) -> None:
-            both = texts[number % n]
+            slot, both = number % n, texts[number % n]
             both.append(reply if isinstance(reply, str) else None)
+            episodes, runs = self._backend.episodes, spares.state_of(slot).live == number // n
+            if episodes is not None and runs and both[-1] is None:
+                episodes.stats.drop(np.array([slot]))  # not with the other one: the slot may be stepped before
             if both == [None, None]:
-                note(number % n, None)
+                note(slot, None)
 
         def revert(raised: set[int]) -> None:
             for slot, both in texts.items():

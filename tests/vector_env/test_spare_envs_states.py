@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -389,6 +390,51 @@ async def kill(envs: aioenv.AsyncVectorEnv, worker: int) -> None:
     os.kill(pid, signal.SIGKILL)
     while envs.workers[worker].pid == pid and envs.workers[worker].state != "dead":
         await asyncio.sleep(0)
+
+
+class Slow(gymnasium.Env[Any, Any]):
+    """Observes the step of its episode, which has five; the spare env takes a while for a state."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+    t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.array([0.0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.array([float(self.t)]), 1.0, self.t == 5, False, {}
+
+    def get_state(self) -> int:
+        return self.t
+
+    def set_state(self, state: int) -> None:
+        time.sleep(0.3 * aioenv.is_spare_env())
+        self.t = state
+
+
+@modes
+@pytest.mark.asyncio
+async def test_statistics_leave_out_an_episode_that_was_set_in_a_call_that_was_cancelled(mode: Any) -> None:
+    async with make(Slow, 1, autoreset_mode=mode, episode_stats=True) as envs:
+        await envs.reset()
+        await envs.step([0])
+        state = await envs.get_state()
+        for _ in range(3):
+            await envs.step([0])
+        task = asyncio.ensure_future(envs.set_state(state))
+        await asyncio.sleep(0.1)  # the env that runs the episode has taken it, the other one has not
+        task.cancel()
+        for _ in range(4):
+            step = await envs.step([0])
+            assert "episode" not in step.info
+            if step.terminated[0]:
+                break
+        else:
+            raise AssertionError("it does not end")
 
 
 @modes
