@@ -17,6 +17,7 @@ import pytest
 import aioenv
 from aioenv import sync
 from tests.faults.align_kit import CancelAt
+from tests.faults.spares_kit import until
 from tests.kits.loop_kit import run_on
 from tests.vector_env.spares_kit import MODES, PLAN, SPACES, Gated, Gates, N, Told, assert_equal_runs, level
 
@@ -425,8 +426,9 @@ async def test_statistics_leave_out_an_episode_that_was_set_in_a_call_that_was_c
         state = await envs.get_state()
         for _ in range(3):
             await envs.step([0])
+        await until(lambda: envs.workers[1].state == "ready")
         task = asyncio.ensure_future(envs.set_state(state))
-        await asyncio.sleep(0.1)  # the env that runs the episode has taken it, the other one has not
+        await until(lambda: [worker.state for worker in envs.workers] == ["ready", "busy"])  # one has taken it
         task.cancel()
         for _ in range(4):
             step = await envs.step([0])
