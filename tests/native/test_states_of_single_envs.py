@@ -123,13 +123,9 @@ async def test_a_reset_that_would_not_come_is_refused():
     async with vec("Reacher-v5", NEXT) as single, vec("Reacher-v5", NEXT, backend="native") as native:
         theirs, ours = await over(single), await over(native)
     async with vec("Reacher-v5", SAME, backend="native") as native, vec("Reacher-v5", SAME) as single:
-        for envs, states, error in (
-            (native, theirs, aioenv.ResumeError),
-            (single, ours, aioenv.ResumeError),
-            (native, ours, aioenv.EnvError),
-        ):
+        for envs, states in ((native, theirs), (single, ours), (native, ours)):
             await envs.reset(seed=1)
-            with pytest.raises(error, match=r"awaits a reset|never be reset"):
+            with pytest.raises(aioenv.ResumeError, match="awaits a reset"):
                 await envs.set_state(states)
 
 
