@@ -91,6 +91,9 @@ def test_a_slot_goes_on_from_a_state(name):
                 assert mine.tobytes() == other_ones[slots].tobytes()
     with closing(made("Reacher-v5", 1)) as env, pytest.raises(ValueError, match="another task"):
         env.set_state(states[:1])
+    mode = AutoresetMode.SAME_STEP
+    with closing(made(name, 1, autoreset_mode=mode)) as env, pytest.raises(ValueError, match="would never be reset"):
+        env.set_state([state for state in states if state["over"]][:1])
 
 
 @pytest.mark.parametrize(("name", "field"), [("Hopper-v5", "geom_friction"), ("Humanoid-v5", "body_mass")])
