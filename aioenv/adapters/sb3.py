@@ -179,7 +179,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         cut = (truncated & ~terminated).tolist()
         infos = row_infos(info, self.num_envs)
         dones = terminated | truncated
-        for slot in np.flatnonzero(dones).tolist():
+        for slot in dones.nonzero()[0].tolist():
             infos[slot] = self._last(slot, infos[slot])
         for own, was_cut in zip(infos, cut, strict=True):
             own["TimeLimit.truncated"] = was_cut

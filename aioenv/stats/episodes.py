@@ -297,10 +297,10 @@ class EpisodeStats:
         counted = over & self._is_whole[where]
         if lost is not None:
             counted &= ~lost
-        rows = np.flatnonzero(counted)
+        rows = counted.nonzero()[0]
         ended_slots = slots[rows]
         # rounded, as by Gymnasium
-        times = np.round(perf_counter() - self._began[ended_slots], 6)
+        times = (perf_counter() - self._began[ended_slots]).round(6)
         ended = Ended(rows, self._returns[ended_slots], self._lengths[ended_slots], times)
         self._count_ended(ended, ended_slots)
         finished = slots[over]
