@@ -74,6 +74,10 @@ class EpisodeTracker:
         stats.follow(mode)
         self._same_step = mode is AutoresetMode.SAME_STEP
 
+    def reads(self, info: dict[str, Any]) -> bool:
+        """Return whether `note` must see an info of a step."""
+        return bool(self.stats.events) or self._restarts or _KEY in info
+
     def note(self, request: BatchRequest, part: WorkerRequest) -> None:
         """Count the reply to a worker request."""
         failed = {slot for error in part.errors for slot in error.slots} if part.errors else ()

@@ -17,7 +17,15 @@ from aioenv.core.results import StepResult
 from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import new_tuple
-from aioenv.spaces.infos import Gatherer, SchemaTable, merge_infos, merge_rows, shares_nothing
+from aioenv.spaces.infos import (
+    Gatherer,
+    SchemaTable,
+    merge_infos,
+    merge_infos_or_rows,
+    merge_rows,
+    row_dicts,
+    shares_nothing,
+)
 from aioenv.spaces.layout import COPIED
 from aioenv.worker.service import PartialStep
 
@@ -140,13 +148,18 @@ class InlineSteps:
         elif infos or self._episodes is not None:
             batch = reader.batch
             batch.reward[:], batch.terminated[:], batch.truncated[:] = reward, terminated, truncated
-            if not isinstance(infos, bytes):
+            if isinstance(infos, bytes):
+                if infos:
+                    self._read_payload(reader, part, memoryview(infos))
+            elif self._keeps_rows(infos):
+                self._rows = infos
+            else:
                 part.columns = self._columns_of(infos)
-            elif infos:
-                self._read_payload(reader, part, memoryview(infos))
             if self._episodes is not None:
                 self._episodes.note(reader, part)
-            if part.columns:
+            if self._rows:
+                info = row_dicts(self._rows, part.columns, self._num_envs)
+            elif part.columns:
                 info = self._scheduler.merge_infos(part.columns, self._num_envs)
         result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
         if table.must_reset:
@@ -159,6 +172,13 @@ class InlineSteps:
     def _merges_rows(self) -> bool:
         """Whether infos that were not gathered into columns become those of the result."""
         return self._episodes is None and self._scheduler.merge_infos is merge_infos
+
+    def _keeps_rows(self, rows: Rows) -> bool:
+        """Whether infos become those of the result row by row, and need not be gathered into columns."""
+        if self._scheduler.merge_infos is not merge_infos_or_rows or len(rows) > _FEW:
+            return False
+        episodes = self._episodes
+        return episodes is None or not any(episodes.reads(info) for _, info in rows)
 
     def _columns_of(self, rows: Rows) -> list[Columns]:
         groups = self._gatherer.gather(rows, range(self._num_envs)) if rows else []
@@ -181,7 +201,7 @@ class InlineSteps:
         for mine, theirs in zip(batch.obs, arrays, strict=True):
             mine[:] = theirs
         batch.reward[:], batch.terminated[:], batch.truncated[:] = result[1:4]
-        columns = self._columns_of(self._rows) if self._rows else self._reader.parts[0].columns
+        columns = [*self._columns_of(self._rows), *self._reader.parts[0].columns]
         part.columns, part.objects, part.arrived = columns, objects, True
         request.open = 0
         request.done.set_result(None)

@@ -38,6 +38,7 @@ __all__ = [
     "merge_infos",
     "merge_infos_or_rows",
     "merge_rows",
+    "row_dicts",
     "shares_nothing",
 ]
 
@@ -487,10 +488,14 @@ def merge_infos_or_rows(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     infos = _merge_columns(parts, size)
     if infos is None and any(part.schema is NO_RESULT for part in parts):
         return merge_infos(parts, size)
-    if infos is None:
-        infos = RowDicts()
-        for position, info in _by_row(parts, size):
-            infos.setdefault(position, {}).update(info)
+    return row_dicts((), parts, size) if infos is None else infos
+
+
+def row_dicts(rows: Sequence[tuple[int, dict[str, Any]]], parts: Sequence[Columns], size: int) -> RowDicts:
+    """Merge info dicts, with their rows, and columns, row by row."""
+    infos = RowDicts()
+    for position, info in [*rows, *_by_row(parts, size)]:
+        infos.setdefault(position, {}).update(info)
     return infos
 
 
