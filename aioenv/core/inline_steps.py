@@ -174,7 +174,7 @@ class InlineSteps:
         return self._episodes is None and self._scheduler.merge_infos is merge_infos
 
     def _keeps_rows(self, rows: Rows) -> bool:
-        """Whether infos become those of the result row by row, and need not be gathered into columns."""
+        """Return whether infos become those of the result row by row, and need not be gathered into columns."""
         if self._scheduler.merge_infos is not merge_infos_or_rows or len(rows) > _FEW:
             return False
         episodes = self._episodes
