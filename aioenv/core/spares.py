@@ -177,7 +177,7 @@ class SpareEnvs:
         read_reply: Callable[[BatchRequest, WorkerRequest, Frame | SlotError], None],
         exhaust: Callable[[BatchRequest, WorkerRequest], None],
         pass_on_updates: Callable[[WorkerRequest], None],
-        complete: Callable[..., None],
+        complete: Callable[[BatchRequest, WorkerRequest, SlotError | None], None],
         history: SlotHistory | None,
         is_restarting: Callable[[Worker], bool],
         start_restart: Callable[[Worker, WorkerDied], bool],
@@ -375,7 +375,7 @@ class SpareEnvs:
         still_open = request.open
         try:
             if self._take_over(slot, request, part):
-                self._complete(request, part)
+                self._complete(request, part, None)
         except BaseException:  # Ctrl-C
             if request.open == still_open and not self.is_waiting(part):
                 self._break_off(slot, request, part)
@@ -512,7 +512,7 @@ class SpareEnvs:
         try:
             self._begin(slot, taken, *waiting)
             slot.taken = slot.waiting = None
-            self._complete(*waiting)
+            self._complete(*waiting, None)
         except BaseException:  # Ctrl-C: it ends the worker whose reply this is, and with it the wait
             if waiting[0].open == still_open:
                 slot.taken, slot.waiting = taken, waiting
@@ -604,16 +604,16 @@ class SpareEnvs:
             part.columns = _columns_of(info, slice(row, row + 1))
             slot.last = last
             self.ended.add(slot.slot)
-            self._complete(request, part)
+            self._complete(request, part, None)
             return
         part.columns = _columns_of({"final_obs": obs, "final_info": info}, slice(row, row + 1))
         if slot.held:
             part.columns += _columns_of(info, slice(row, row + 1))
-            self._complete(request, part)
+            self._complete(request, part, None)
             return
         slot.restarted = True
         if self._take_over(slot, request, part):
-            self._complete(request, part)
+            self._complete(request, part, None)
 
     def _last_before_loss(self, slot: _Slot) -> tuple[Last, Any]:
         """Return the last results of an episode that was lost with its worker, and their observation as a whole."""
