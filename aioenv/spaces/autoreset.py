@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import EpisodesDone
 from aioenv.spaces.checks import BOOLS, NUMBERS, check_info, describe, flag_of, number_of, with_numerics_check
+from aioenv.spaces.wrapped_steps import step_of
 from aioenv.speedups import step_rows
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Autoreset:
         self._has_spares = has_spares
         self._lenient = lenient
         self._envs = envs
-        both = [with_numerics_check(env) if numerics else (env.step, env.reset) for env in envs]
+        both = [with_numerics_check(env) if numerics else (step_of(env), env.reset) for env in envs]
         self._steps = [step for step, _ in both]
         self._resets = [reset for _, reset in both]
         self.pending_reset = [_STEP] * len(envs)

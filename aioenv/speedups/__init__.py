@@ -26,6 +26,7 @@ __all__ = [
     "send_steps",
     "serve_steps",
     "spin",
+    "step_below",
     "step_here",
     "step_rows",
     "stopped_clock",
@@ -47,8 +48,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "WorkerRequest": ("arrived", "fast_reply", "member", "request_id", "slots", "start", "stop"),
     "WorkerSlots": ("schemas", "start", "worker"),
 }
-# attributes of numpy's and asyncio's objects, and keys of infos
-OTHERS = ("astype", "copy", "done", "final_info", "final_obs", "itemsize", "set_result")
+# attributes of numpy's, asyncio's and Gymnasium's objects, and keys of infos
+OTHERS = (
+    *("_elapsed_steps", "_max_episode_steps", "env", "step"),
+    *("astype", "copy", "done", "final_info", "final_obs", "itemsize", "set_result"),
+)
 
 _Class = TypeVar("_Class", bound=type[Any])
 
@@ -73,7 +77,7 @@ VARIABLE = "AIOENV_NO_SPEEDUPS"
 
 # replaced below if the extension can be imported
 step_rows = read_frame = write_frame = spin = send_steps = take_replies = serve_steps = step_here = None
-read_columns = merge_columns = stopped_clock = crc32 = within = None
+read_columns = merge_columns = stopped_clock = crc32 = within = step_below = None
 why_not = ""
 if os.environ.get(VARIABLE, "0") not in ("", "0"):
     why_not = f"{VARIABLE} is set"
@@ -89,6 +93,7 @@ else:
             send_steps,
             serve_steps,
             spin,
+            step_below,
             step_here,
             step_rows,
             stopped_clock,

@@ -246,3 +246,25 @@ def step_rows(
         * whether the env will probably do the same each time, as with the dtype of an observation;
         * a copy of the result of that row's last step, if the outcome is that of the reset after it; else None.
     """
+
+def step_below(
+    outer_step: Callable[[Any], Any],
+    chain: tuple[Any, ...],
+    conditions: list[tuple[Any, str]],
+    limit: Any,
+    unpack: Callable[[Any], tuple[Any, Any, Any, Any, Any]],
+    /,
+) -> Callable[[Any], Any]:
+    """Return a function that steps an env as the wrappers around it do.
+
+    Args:
+        outer_step: the `step` of the outermost wrapper, which is called if a wrapper wraps another env than before, or
+            a condition is not fulfilled.
+        chain: the wrappers from the outermost one on, and the env.
+        conditions: wrappers and names of attributes that must be True. Once they all are, they are not checked again.
+        limit: the wrapper of the chain that is a TimeLimit; None: there is none.
+        unpack: makes a tuple of an outcome that is none of five, or raises.
+
+    Raises:
+        TypeError: if an argument is not as described.
+    """

@@ -180,3 +180,7 @@ PyObject *send_steps(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 PyObject *take_replies(PyObject *module, PyObject *channel);
 PyObject *serve_steps(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 PyObject *step_here(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+
+/* ------------------------------------------------------------ wrapped_steps.c */
+
+PyObject *step_below(PyObject *module, PyObject *const *args, Py_ssize_t argc);

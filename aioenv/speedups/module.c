@@ -56,6 +56,7 @@ static PyMethodDef methods[] = {
     FAST(read_columns),
     FAST(merge_columns),
     FAST(within),
+    FAST(step_below),
     {"take_replies", take_replies, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -38,8 +38,10 @@ enum { NAME_KEY, NAME_MASK_KEY, NAME_DTYPE, NAME_SHAPE, NAME_FIELDS }; /* aioenv
 
 /* Attributes (see speedups/__init__.py). */
 #define NAMES(name) \
+    name(_elapsed_steps) \
     name(_head) \
     name(_header) \
+    name(_max_episode_steps) \
     name(_schemas) \
     name(_spill) \
     name(_wanted) \
@@ -51,6 +53,7 @@ enum { NAME_KEY, NAME_MASK_KEY, NAME_DTYPE, NAME_SHAPE, NAME_FIELDS }; /* aioenv
     name(decoder) \
     name(done) \
     name(encoder) \
+    name(env) \
     name(error) \
     name(fast_channel) \
     name(fast_reply) \
@@ -72,6 +75,7 @@ enum { NAME_KEY, NAME_MASK_KEY, NAME_DTYPE, NAME_SHAPE, NAME_FIELDS }; /* aioenv
     name(set_result) \
     name(slots) \
     name(start) \
+    name(step) \
     name(stop) \
     name(unsent) \
     name(waiting) \
