@@ -233,7 +233,7 @@ class Layout:
         if isinstance(space, spaces.Tuple):
             return _TupleNode(tuple(self._build(s, f"{path}[{i}]") for i, s in enumerate(space.spaces)))
         if isinstance(space, _ARRAY_SPACES) and space.dtype is not None and not space.dtype.hasobject:
-            self.leaves.append(Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype)))
+            self.leaves.append(Leaf(path, tuple(space.shape or ()), _shared_dtype(space.dtype)))
             if self._bounded and (known := range_of(space)) is not None:
                 self.ranges[len(self.leaves) - 1] = known
             return _ArrayNode(len(self.leaves) - 1)
@@ -630,3 +630,10 @@ def _row_bytes(leaf: Leaf) -> int:
 
 def _aligned_bytes(leaf: Leaf, num_envs: int) -> int:
     return -(-_row_bytes(leaf) * num_envs // _ALIGNMENT) * _ALIGNMENT
+
+
+def _shared_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return numpy's own object for a dtype; a space that was pickled has another, and C compares objects."""
+    own: np.dtype[Any] = np.dtype(dtype)
+    shared = np.dtype(own.type)
+    return shared if shared == own else own

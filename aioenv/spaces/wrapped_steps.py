@@ -33,7 +33,7 @@ def step_of(env: Env[Any, Any]) -> Callable[[Any], Any]:
     if step_below is None:
         return env.step
     chain, conditions, limit = [env], [], None
-    while _takes_over(type(env)) and "step" not in vars(env):
+    while _takes_over(type(env)) and getattr(env.step, "__func__", None) is type(env).step:
         if type(env) is TimeLimit:
             if limit is not None:
                 break

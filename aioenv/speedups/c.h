@@ -170,6 +170,7 @@ typedef struct {
     int nonstandard;
 } StopPoint;
 
+int check_array_fields(PyObject *array); /* -1: exception */
 int step_from(Py_ssize_t row, const Stepping *stepping, StopPoint *stopped);
 PyObject *take_exception(void); /* return and clear the current exception */
 PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t argc);

@@ -93,6 +93,15 @@ enum { IMPORTED_OBJECTS = sizeof imported_objects / sizeof *imported_objects };
 /* Replaces the clock of MuJoCo's profiler (see mujoco_versions.py). */
 static double stopped_clock(void) { return 0; }
 
+static int check_array_fields_of_sample(void) {
+    PyObject *array = PyObject_CallFunction(numpy_zeros, "((ii))", 3, 2);
+    PyObject *transposed = array == NULL ? NULL : PyObject_GetAttrString(array, "T");
+    int failed = transposed == NULL ? -1 : check_array_fields(transposed);
+    Py_XDECREF(array);
+    Py_XDECREF(transposed);
+    return failed;
+}
+
 static int set_up(PyObject *module) {
 #define INTERN(name)                                                                                                   \
     if (str_##name == NULL && (str_##name = PyUnicode_InternFromString(#name)) == NULL)                                \
@@ -121,7 +130,7 @@ static int set_up(PyObject *module) {
     Py_XSETREF(tuple_new, found[0]);
     for (int i = 0; i < IMPORTED_OBJECTS; i++)
         Py_XSETREF(*imported_objects[i].place, found[i + 1]);
-    return 0;
+    return check_array_fields_of_sample();
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -20,7 +20,7 @@ from aioenv.stats.sharing import counting_paused
 from aioenv.worker import worker_context
 from aioenv.worker.making import explain_no_env
 from aioenv.worker.service import SlotService, StartFailed, describe_failure
-from aioenv.worker.specs import spec_without_values
+from aioenv.worker.specs import own_attribute, spec_without_values
 
 __all__ = [
     "EnvDescription",
@@ -124,8 +124,8 @@ def wrapper_layers(env: Any) -> tuple[tuple[int, str], ...]:
     while id(env) not in layers:
         layers[id(env)] = type(env).__name__
         try:
-            below = env.env if isinstance(env, Wrapper) else vars(env).get("env")
-        except Exception:  # raised by a property; or `env` has no `__dict__`
+            below = env.env if isinstance(env, Wrapper) else own_attribute(env, "env")
+        except Exception:  # raised by a property
             break
         if not isinstance(below, Env):
             break
