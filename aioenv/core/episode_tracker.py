@@ -78,6 +78,23 @@ class EpisodeTracker:
         """Return whether `note` must see an info of a step."""
         return bool(self.stats.events) or self._restarts or _KEY in info
 
+    def note_plain(
+        self, slots: npt.NDArray[np.int64], rewards: npt.NDArray[np.float64], over: npt.NDArray[np.bool_]
+    ) -> Ended:
+        """Count a step of slots, none of which failed, without its infos (see `reads`); return what ended."""
+        return self.stats.step(slots, rewards, over)
+
+    @staticmethod
+    def end_infos(ended: Ended) -> list[tuple[int, dict[str, Any]]]:
+        """Return the ends of episodes as info dicts, with their rows."""
+        each = zip(*(values.tolist() for values in ended), strict=True)
+        return [(row, {_KEY: {"r": r, "l": length, "t": time_s}}) for row, r, length, time_s in each]
+
+    @staticmethod
+    def end_columns(ended: Ended, positions: npt.NDArray[np.int64]) -> Columns:
+        """Return the ends of episodes as columns for these positions."""
+        return Columns(positions, _SCHEMA, [None, ended.returns, ended.lengths, ended.times_s])
+
     def note(self, request: BatchRequest, part: WorkerRequest) -> None:
         """Count the reply to a worker request."""
         failed = {slot for error in part.errors for slot in error.slots} if part.errors else ()
@@ -116,8 +133,7 @@ class EpisodeTracker:
         if not len(ended.rows) or any(c.path[0] == _KEY for each in part.columns for c in each.schema.columns):
             return
         positions = (ended.rows if where is None else where[ended.rows]) + part.start
-        values = [None, ended.returns, ended.lengths, ended.times_s]
-        part.columns = [*part.columns, Columns(positions, _SCHEMA, values)]
+        part.columns = [*part.columns, self.end_columns(ended, positions)]
 
     def _events(self, part: WorkerRequest, over: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, Any]]:
         """Yield the number, slot and value of each event of this step.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from aioenv.core.episode_tracker import EpisodeTracker
 from aioenv.core.results import StepResult
 from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
@@ -30,11 +31,12 @@ from aioenv.spaces.layout import COPIED
 from aioenv.worker.service import PartialStep
 
 if TYPE_CHECKING:
-    from aioenv.core.requests import BatchRequest
+    from aioenv.core.requests import BatchRequest, WorkerRequest
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.process.supervisor import Worker
     from aioenv.process.thread_process import ThreadChannel
     from aioenv.spaces.infos import Columns
+    from aioenv.stats.episodes import Ended
 
     Rows: TypeAlias = Sequence[tuple[int, dict[str, Any]]]  # info dicts, with their rows
 
@@ -145,21 +147,24 @@ class InlineSteps:
         info: dict[str, Any] = {}
         if not isinstance(infos, bytes) and self._merges_rows and len(infos) <= _FEW:
             info, self._rows = merge_rows(infos, self._num_envs), infos
-        elif infos or self._episodes is not None:
+        elif not infos or (not isinstance(infos, bytes) and self._keeps_rows(infos)):
+            self._rows = [] if isinstance(infos, bytes) else infos
+            if self._episodes is not None:
+                self._note_ends(part, self._episodes.note_plain(part.slots, reward, terminated | truncated))
+            if self._rows:
+                info = row_dicts(self._rows, (), self._num_envs)
+            elif part.columns:
+                info = self._scheduler.merge_infos(part.columns, self._num_envs)
+        else:
             batch = reader.batch
             batch.reward[:], batch.terminated[:], batch.truncated[:] = reward, terminated, truncated
             if isinstance(infos, bytes):
-                if infos:
-                    self._read_payload(reader, part, memoryview(infos))
-            elif self._keeps_rows(infos):
-                self._rows = infos
+                self._read_payload(reader, part, memoryview(infos))
             else:
                 part.columns = self._columns_of(infos)
             if self._episodes is not None:
                 self._episodes.note(reader, part)
-            if self._rows:
-                info = row_dicts(self._rows, part.columns, self._num_envs)
-            elif part.columns:
+            if part.columns:
                 info = self._scheduler.merge_infos(part.columns, self._num_envs)
         result = new_tuple(StepResult, (obs, reward.copy(), terminated.copy(), truncated.copy(), info))
         if table.must_reset:
@@ -167,6 +172,15 @@ class InlineSteps:
         if part.errors:
             raise SlotError.join(reader.errors(), result)
         return result
+
+    def _note_ends(self, part: WorkerRequest, ended: Ended) -> None:
+        """Add the ends of episodes to the infos, which are rows if there are any."""
+        if not len(ended.rows):
+            return
+        if self._scheduler.merge_infos is merge_infos_or_rows:
+            self._rows = [*self._rows, *EpisodeTracker.end_infos(ended)]
+        else:
+            part.columns = [EpisodeTracker.end_columns(ended, ended.rows)]
 
     @property
     def _merges_rows(self) -> bool:

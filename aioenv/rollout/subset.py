@@ -156,7 +156,7 @@ def row_info(info: dict[str, Any], row: int) -> dict[str, Any]:
 def row_infos(info: dict[str, Any], n: int) -> list[dict[str, Any]]:
     """Return the info dicts of all n rows of a batch; fast if most of them have few keys."""
     if isinstance(info, RowDicts):
-        return [_copied_info(info.get(row, {})) for row in range(n)]
+        return [_copied_info(info[row]) if row in info else {} for row in range(n)]
     infos: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, value in info.items():
         mask = _key_mask(info, key)

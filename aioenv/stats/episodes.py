@@ -222,6 +222,7 @@ class EpisodeStats:
         self._began = np.zeros(num_slots)
         self._is_whole = np.zeros(num_slots, np.bool_)  # whether the episode was seen from its beginning
         self._pending_reset = np.zeros(num_slots, np.bool_)  # whether the next step resets instead
+        self._any_pending = False  # False: no slot's next step does
         self._event_samples: list[list[list[Any]]] = [[[] for _ in range(num_slots)] for _ in self.events]
 
     def follow(self, mode: AutoresetMode) -> None:
@@ -237,13 +238,15 @@ class EpisodeStats:
         self._lengths[slots] = 0
         self._began[slots] = perf_counter()
         self._is_whole[slots] = True
-        self._pending_reset[slots] = False
+        if self._any_pending:
+            self._pending_reset[slots] = False
         self._clear_events(slots)
 
     def drop(self, slots: Slots) -> None:
         """Drop the current episodes of these slots: they don't count."""
         self._is_whole[slots] = False
-        self._pending_reset[slots] = False
+        if self._any_pending:
+            self._pending_reset[slots] = False
         self._clear_events(slots)
 
     def await_resets(self, slots: Sequence[int]) -> None:
@@ -251,7 +254,7 @@ class EpisodeStats:
         if len(slots):
             some = np.array(slots, np.int64)
             self.drop(some)
-            self._pending_reset[some] = True
+            self._pending_reset[some] = self._any_pending = True
 
     def _clear_events(self, slots: Slots) -> None:
         for by_slot in self._event_samples:
@@ -276,23 +279,24 @@ class EpisodeStats:
             lost: bool: whether the episode that ended was lost with its process: it does not count.
         """
         assert self._returns is not None
-        where = _slice_of(slots)
-        fresh = self._pending_reset[where]
-        stepped: Any = where
+        stepped = where = _slice_of(slots)
         resets: set[int] = set()
-        if fresh.any():
+        if self._any_pending and (fresh := self._pending_reset[where]).any():
             fresh = fresh.copy()
             self.begin(slots[fresh])  # this step was a reset, for any result
+            self._any_pending = bool(self._pending_reset.any())
             stepped, rewards = slots[~fresh], rewards[~fresh]
             resets.update(slots[fresh].tolist())  # their values belong to no step
+            # the report of a lost episode is no step of an env
+            self.total_steps += len(rewards) if lost is None else int(np.count_nonzero(~(fresh | lost)))
+        else:
+            self.total_steps += len(rewards) if lost is None else int(np.count_nonzero(~lost))
         self._returns[stepped] = _sum(self._returns[stepped], rewards)
         self._lengths[stepped] += 1
-        # the report of a lost episode is no step of an env
-        self.total_steps += len(rewards) if lost is None else int(np.count_nonzero(~(fresh | lost)))
         for event, slot, value in values:
             if self._is_whole[slot] and slot not in resets:
                 self._event_samples[event][slot].append(value)
-        if not over.any():
+        if not over.tobytes().strip(b"\0"):  # six times as fast as `over.any()`
             return _NO_EPISODES
         counted = over & self._is_whole[where]
         if lost is not None:
@@ -308,7 +312,8 @@ class EpisodeStats:
             self.begin(finished)
         else:
             self.drop(finished)
-            self._pending_reset[finished] = self._mode is AutoresetMode.NEXT_STEP
+            if self._mode is AutoresetMode.NEXT_STEP:
+                self._pending_reset[finished] = self._any_pending = True
         return ended
 
     def _count_ended(self, ended: Ended, slots: Slots) -> None:
@@ -317,7 +322,7 @@ class EpisodeStats:
             return
         self.total_episodes += len(slots)
         for column, each in zip(self._ended, ended[1:], strict=True):
-            column.frombytes(each.astype(np.float64).tobytes())
+            column.extend(each.tolist())
         for number, event in enumerate(self.events):
             for slot in slots.tolist():
                 values = self._event_samples[number][slot]
