@@ -8,7 +8,7 @@ QUICK := 'not parity and not faults and not stress and not soak and not ecosyste
 # what depends on the version of Python: starting workers, code of scripts, C, asyncio's loops
 SAMPLE := tests/contract $(addprefix tests/,definitions/test_definitions.py definitions/test_script_code_kinds.py native/test_native.py \
 	process/test_closed_loops.py process/test_forkserver.py process/test_workers.py programs/test_first_hour.py rendering/test_rendering.py \
-	rollout/test_rollout.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
+	rollout/test_rollout.py spaces/test_wrapped_steps.py speedups/test_speedups.py sync/test_drop_in.py sync/test_sync.py vector_env/test_vector_env.py)
 
 .PHONY: demo demo-cluster test oldest uncompiled parity faults stress soak ecosystem adapters trainers watch cluster cluster-faults examples curves second-python gymnasium-suite lint types bench docs docs-browser dist opengl opengl-all clean
 
