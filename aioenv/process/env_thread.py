@@ -37,7 +37,7 @@ _SHORT_S = 100e-6
 INLINE_LIMIT_S = 200e-6
 YIELD_AFTER_S = 500e-6
 # Work that blocking code waits for moves to its thread below this limit: no loop is blocked, but signals are held back.
-BLOCKING_LIMIT_S = 2e-3
+BLOCKING_LIMIT_S = 8e-3
 # One run of this length moves the work to the thread at once, in seconds.
 _LONG_S = 10e-3
 # The moving mean: the weight of the newest run, the most that it may count (in means), and the initial value (in
