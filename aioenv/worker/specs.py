@@ -53,6 +53,7 @@ LARGE = 1 << 16  # bytes from which on a value is not sent
 _LONG = 1 << 13  # elements from which on a list is not searched
 _MOST = 20_000  # objects that are searched for a value
 _PIECE = 1 << 20  # bytes of an array that is not contiguous, copied at a time
+_ABSENT = object()  # the value of an attribute that an object does not have
 
 # values that deep copies share, or copy quickly
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, np.generic, Enum)
@@ -123,9 +124,10 @@ def _uncopied(env: Any) -> Iterator[None]:
     undo: list[Callable[[], None]] = []
 
     def replace(holder: Any, name: str, value: Any) -> None:
-        own = own_attribute(holder, name)
-        undo.append(partial(delattr, holder, name) if own is None else partial(setattr, holder, name, own))
-        setattr(holder, name, value)
+        before = getattr(holder, name, _ABSENT)
+        inherited = before is inspect.getattr_static(type(holder), name, _ABSENT)
+        setattr(holder, name, value)  # raises for a property that can't be set
+        undo.append(partial(delattr, holder, name) if inherited else partial(setattr, holder, name, before))
 
     try:
         while isinstance(env, Wrapper):

@@ -8,6 +8,7 @@ import pickle
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import aioenv
 from aioenv import EnvCreator, sync
+from aioenv.worker.specs import OmittedValue, spec_without_values
 
 SIZE = 1 << 14  # 128 KiB of float64
 GLOBAL = np.arange(SIZE, dtype=np.float64) + 0.5
@@ -347,6 +349,43 @@ class OfTheClass(Tabled):
 
     def has_own_spec(self):
         return "spec" in vars(self)
+
+
+class OfAProperty(Tabled):
+    """Has a property in place of Gymnasium's attribute."""
+
+    _mine = None
+
+    @property
+    def spec(self):
+        return self._mine
+
+    @spec.setter
+    def spec(self, spec):
+        self._mine = spec
+
+
+class InASlot(Tabled):
+    __slots__ = ("spec",)
+
+
+@pytest.mark.parametrize("kind", [Tabled, OfTheClass, OfAProperty, InASlot, Fixed])
+def test_the_env_and_its_wrappers_have_their_attributes_back(registered, kind):
+    table = table_of()
+    env = kind(table)
+    if kind not in (OfTheClass, Fixed):
+        env.spec = EnvSpec("Mine-v0", kind, kwargs={"table": table})
+    kept: list[Any] = [env.spec]
+    for wrap in (gym.wrappers.OrderEnforcing, gym.wrappers.RecordEpisodeStatistics, Noting):
+        env = wrap(env)
+        kept.append(dict(vars(env)))
+    spec = spec_without_values(env)
+    assert isinstance(spec.kwargs["table"], OmittedValue) and len(spec.additional_wrappers) == 2
+    ignored = {"reads": 0, "_cached_spec": None} if kind is Fixed else {"reads": 0}
+    while isinstance(env, gym.Wrapper):
+        assert {**vars(env), **ignored} == {**kept.pop(), **ignored}
+        env = env.env
+    assert repr(env.spec) == repr(kept.pop())
 
 
 def test_specs_that_are_not_as_gymnasium_makes_them():
