@@ -403,6 +403,28 @@ def test_actions_are_sent_as_they_are_at_step_async(given):
         envs.step_async(actions)
 
 
+def test_a_step_calls_what_a_subclass_has_of_its_own():
+    from aioenv.adapters import sb3
+
+    class Doubled(sb3.VecEnv):
+        def step_wait(self):
+            obs, rewards, dones, infos = super().step_wait()
+            return obs, 2 * rewards, dones, infos
+
+    class Pushed(sb3.VecEnv):
+        def step_async(self, actions):
+            super().step_async(np.ones_like(actions))
+
+    envs = Doubled([make] * 2, num_workers=0)
+    envs.reset()
+    assert envs.step(np.zeros(2, int))[1].tolist() == [2, 2]
+    envs.close()
+    envs = Pushed([make] * 2, num_workers=0)
+    envs.reset()
+    assert (envs.step(np.zeros(2, int))[0][:, 1] > 0).all()  # to the right
+    envs.close()
+
+
 class Failing(gym.Env):
     observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
 
