@@ -150,8 +150,10 @@ def own_attribute(holder: Any, name: str) -> Any:
     takes a tenth longer.
     """
     inherited = inspect.getattr_static(type(holder), name, None)
-    if hasattr(type(inherited), "__get__"):
+    if hasattr(type(inherited), "__set__"):
         return None
+    if hasattr(type(inherited), "__get__"):  # a cached property, say: the object's own attribute goes before it
+        return getattr(holder, "__dict__", {}).get(name)
     try:
         value = object.__getattribute__(holder, name)
     except AttributeError:

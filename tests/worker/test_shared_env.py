@@ -63,6 +63,17 @@ class Adapter(gym.Env):
         return self.env.step(action)
 
 
+class Lazy(Adapter):
+    """Makes its env when that is first asked for: the attribute has the name of a descriptor of the class."""
+
+    def __init__(self):
+        self.reset()
+
+    @functools.cached_property
+    def env(self):
+        return cached()
+
+
 class Same(gym.Wrapper):
     """One object for all: a singleton."""
 
@@ -102,8 +113,8 @@ def adapted():
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "factory",
-    [cached, Same, limited, hidden, adapted, aioenv.EnvCreator(limited)],
-    ids=["cached", "singleton", "limited", "hidden", "adapted", "creator"],
+    [cached, Same, limited, hidden, adapted, Lazy, aioenv.EnvCreator(limited)],
+    ids=["cached", "singleton", "limited", "hidden", "adapted", "lazy", "creator"],
 )
 def test_two_slots_with_one_env_are_refused(factory, way):
     with pytest.raises(aioenv.WorkerStartError, match=SAME) as caught:
