@@ -226,14 +226,14 @@ class NativeVectorEnv(AsyncVectorEnv):
             return "workers" if self._config.num_workers else self._run_in
         return "inline" if self._backend is not None and self._inprocess.steps_inline else "thread"
 
-    def _step_inline(self, actions: Any) -> StepResult | None:
-        """Step on the thread of a blocking caller, while the loop is idle; return None if the loop must do it."""
+    def _step_inline(self, actions: Any, done: list[StepResult]) -> None:
+        """Step on the thread of a blocking caller, while the loop is idle, into `done`; or leave it to the loop."""
         backend = self._inprocess
         if backend is None or self.closed or not backend.can_step_inline or backend.table.paused is not None:
-            return None
+            return
         wait = self._clock.envs.begin()
         try:
-            return backend.step_inline(actions)
+            backend.step_inline(actions, done)
         finally:
             wait.end()
 

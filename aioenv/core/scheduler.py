@@ -729,6 +729,11 @@ class RequestScheduler:
         self.table.move(request.index, SlotState.IN_FLIGHT)
         self.leave(request)
 
+    def take_back_inline(self, result: StepResult) -> None:
+        """Leave the last result of `step_inline` to `recv`, as `take_back`."""
+        if self.inline is not None and not (self.outstanding or self.closing or self.table.paused is not None):
+            self.inline.leave_to_recv(result)
+
     async def drain(self, timeout_s: float | None = None) -> None:
         """Wait for the replies to abandoned requests, then drop the results that were not taken.
 

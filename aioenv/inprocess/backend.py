@@ -475,10 +475,14 @@ class InProcessBackend:
         thread = self._env.thread
         return self.any_thread and not self._requests.abandoned and (thread is None or not thread.jobs)
 
-    def step_inline(self, actions: Any) -> StepResult:
+    def step_inline(self, actions: Any, done: list[StepResult]) -> None:
         """Step all slots on the caller's thread, while the loop is idle and can't run.
 
-        Ctrl-C is held back until the step is over; the result waits for `recv` then.
+        Ctrl-C is held back until the step is over; the result waits for `recv` then, or is in `done`.
+
+        Args:
+            actions: a batch of actions.
+            done: gets the result.
         """
         checked = self.checked_actions(actions)
         self.table.check_send(_ALL, "step", reset=False)
@@ -492,11 +496,13 @@ class InProcessBackend:
                     value = self._failure(exc)
                 if self.episodes is not None:
                     self.episodes.note(self._all_slots, None, value)
+                if not isinstance(value, EnvError):
+                    done.append(value)
         except BaseException:
             if value is not None:
                 self._leave_to_recv(value)
             raise
-        return self._value_of(value)
+        self._value_of(value)
 
     async def reset(
         self,

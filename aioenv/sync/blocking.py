@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -74,19 +74,24 @@ class BlockingStepper:
     def step(self, actions: Any, *, listed: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `listed`)."""
         if self.inline is not None and timeout_s is None:
-            done = self.step_inline(actions, listed=listed)
-            if isinstance(done, StepResult):
-                return done
-            step = BlockingStep(self, listed, None, done)
+            done: list[StepResult | BatchRequest] = []
+            try:
+                self.step_inline(actions, done, listed=listed)
+                if done and isinstance(done[0], StepResult):
+                    return done[0]
+            except BaseException:
+                self.leave(done)
+                raise
+            step = BlockingStep(self, listed, None, *done)
         else:
             step = BlockingStep(self, listed, check_timeout(timeout_s))
         try:
             step.send(actions, finish=True)
             step.wait()
+            return step.result()
         except BaseException:
             step.leave()
             raise
-        return step.result()
 
     def begin(self, actions: Any, *, listed: bool = False) -> BlockingStep:
         """Send a step of all slots, and don't wait.
@@ -94,41 +99,53 @@ class BlockingStepper:
         Raises:
             Exception: as `step`, if the step could not be sent; `BlockingStep.result` raises other errors.
         """
-        done = self.step_inline(actions, listed=listed) if self.inline is not None else None
-        step = BlockingStep(self, listed, None, done)
+        done: list[StepResult | BatchRequest] = []
+        if self.inline is not None:
+            try:
+                self.step_inline(actions, done, listed=listed)
+            except BaseException:
+                self.leave(done)
+                raise
+        step = BlockingStep(self, listed, None, *done)
         try:
             step.send(actions, finish=False)
         except BaseException:
-            step.cancel()
+            step.leave()
             raise
         return step
 
-    def step_inline(self, actions: Any, *, listed: bool = False) -> StepResult | BatchRequest | None:
+    def step_inline(self, actions: Any, done: list[StepResult | BatchRequest], *, listed: bool = False) -> None:
         """Step on the caller's thread, if the envs live in this process and their steps are short.
 
-        Ctrl-C and other signals are held back until the step is over. If a handler raises then, `recv` has the result.
+        Ctrl-C and other signals are held back until the step is over. If a handler raises then, call `leave`.
 
-        Returns:
-            The result; or the request that it has become, which was left to `recv`; or None, if nothing was done.
+        Args:
+            actions: as for `step`.
+            done: gets the result, or the request that it has become, which was left to `recv`. It stays empty if
+                nothing was done.
+            listed: as for `step`.
         """
-        return self.portal.run_while_idle(self._step_inline, actions, listed)
+        self.portal.run_while_idle(self._step_inline, actions, done, listed)
 
-    def _step_inline(self, actions: Any, listed: bool) -> StepResult | BatchRequest | None:
-        scheduler, stepped = self.scheduler, None
+    def _step_inline(self, actions: Any, done: list[StepResult | BatchRequest], listed: bool) -> None:
+        scheduler = self.scheduler
         assert scheduler is not None
         wait = self.envs._clock.envs.begin()
         try:
             with HeldSignals(*INTERRUPTING, twice=False):
                 stepped = scheduler.step_inline(actions, listed=listed, limit_s=BLOCKING_LIMIT_S)
+                if stepped is not None:
+                    done.append(stepped)
                 if isinstance(stepped, BatchRequest):
                     scheduler.leave(stepped)
-        except BaseException:
-            if isinstance(stepped, StepResult) and scheduler.inline is not None:
-                scheduler.inline.leave_to_recv(stepped)
-            raise
         finally:
             wait.end()
-        return stepped
+
+    def leave(self, done: Sequence[StepResult | BatchRequest]) -> None:
+        """Leave the result of an inline step to `recv`, if there is one: a handler has raised on its way back."""
+        if done and isinstance(done[0], StepResult):
+            with contextlib.suppress(ClosedError):
+                self.portal.run(_take_back, self.envs, None, done[0])
 
     def use_envs_inline(self, function: Callable[[], None]) -> bool:
         """Call a function that uses envs of this process, if steps run on the caller's thread, or the caller is an env.
@@ -389,8 +406,11 @@ def _take_back(
     backend = envs._check_running()
     if isinstance(backend, InProcessBackend):
         backend.take_back(result)
-    elif isinstance(backend, RequestScheduler) and sent is not None:
-        backend.take_back(*sent)
+    elif isinstance(backend, RequestScheduler):
+        if sent is not None:
+            backend.take_back(*sent)
+        else:
+            backend.take_back_inline(result)
 
 
 P = ParamSpec("P")

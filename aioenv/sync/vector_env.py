@@ -198,9 +198,14 @@ class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  
     def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
         if self._native is not None and timeout_s is None:
-            result = self._portal.run_while_idle(self._native._step_inline, actions)
-            if result is not None:
-                return result
+            done: list[StepResult] = []
+            try:
+                self._portal.run_while_idle(self._native._step_inline, actions, done)
+            except BaseException:
+                self._stepper.leave(done)
+                raise
+            if done:
+                return done[0]
         return self._stepper.step(actions, timeout_s=timeout_s)
 
     def _begin_step(self, actions: Any) -> BlockingStep | DeferredCall:

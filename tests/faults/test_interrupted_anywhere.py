@@ -46,9 +46,15 @@ class Interrupted(Exception):
 
 
 class Instants:
-    """The instants of a call at which a handler can run, in the rooms that blocking code is made of."""
+    """The instants of a call at which a handler can run, in the rooms that blocking code is made of.
 
-    def __init__(self) -> None:
+    Args:
+        returns: also where a function is about to return. No handler runs there if its value is that of a function in
+            Python.
+    """
+
+    def __init__(self, *, returns: bool = True) -> None:
+        self._returns = returns
         self._points = {}
 
     def run(self, function, number):
@@ -87,8 +93,18 @@ class Instants:
     def _points_of(self, code):
         if code not in self._points:
             instructions = list(dis.get_instructions(code))
-            after = itertools.pairwise(instructions)
-            self._points[code] = {two.offset for one, two in after if one.opcode in CHECKED}
+            tries = dis.Bytecode(code).exception_entries
+
+            def catches(instruction):
+                return [each.target for each in tries if each.start <= instruction.offset < each.end]
+
+            self._points[code] = {
+                two.offset
+                for one, two in itertools.pairwise(instructions)
+                if one.opcode in CHECKED
+                and catches(one) == catches(two)  # what a handler raises comes from the first of the two
+                and (self._returns or two.opname != "RETURN_VALUE")
+            }
         return self._points[code]
 
 
@@ -212,6 +228,27 @@ def test_a_step_that_is_over_when_its_caller_is_interrupted_waits_for_recv(made,
 
 def still(obs):
     return ACTIONS[: len(obs)]
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_the_result_of_a_step_interrupted_anywhere_waits_for_recv(made, monkeypatch):
+    monkeypatch.setattr(portal, "MAX_PAUSE_S", 0.0)
+    instants = Instants(returns=False)
+    number, there, count = 0, True, 0
+    with MADE[made]() as envs:
+        envs.reset()
+        for _ in range(2):  # as above
+            count = instants.run(lambda: envs.step(ACTIONS), -1)[0].obs[0]
+        while there:
+            result, there = instants.run(lambda: envs.step(ACTIONS), number)
+            results = [] if result is None else [result.obs]
+            while envs.outstanding:
+                results.append(envs.recv(N).obs)
+            results.append(envs.step(ACTIONS).obs)
+            assert [obs.tolist() for obs in results] == [[count + k + 1] * N for k in range(len(results))], number
+            count += len(results)
+            number += 1
+    assert number > 10
 
 
 RUNS = {
