@@ -126,16 +126,24 @@ class Portal:
         self._what = what
         self.may_pause: Callable[[], bool] | None = None
         self._pause_scheduled = False
-        self._loop = new_event_loop()
-        self._handoff = LoopHandoff(self._loop)
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
         self._closed = False
         self._pid = os.getpid()
         self._calls: set[PortalCall] = set()  # posted and not ended; calls are added under the lock
         self._calls_lock = threading.RLock()  # reentrant: a finalizer may call from within a call
         self._idle_user: int | None = None  # the thread that is in `run_while_idle`
-        self._thread.start()
+        started = False
+        try:
+            with HeldSignals():  # a thread whose start was interrupted can't be joined
+                self._loop = new_event_loop()
+                self._handoff = LoopHandoff(self._loop)
+                self._stop = asyncio.Event()
+                self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
+                self._thread.start()
+                started = True
+        except BaseException:
+            if started:
+                self.close()
+            raise
 
     def _run(self) -> None:
         """Run the loop: the body of the thread."""

@@ -17,7 +17,7 @@ from gymnasium.vector import SyncVectorEnv
 import aioenv
 from aioenv import sync
 from aioenv.sync.portal import Portal
-from aioenv.testing import FaultyEnv
+from aioenv.testing import FaultyEnv, leak_check
 from tests.kits.counter_kit import Counter
 from tests.kits.process_kit import run_alone
 
@@ -154,6 +154,20 @@ def test_a_failed_start_leaves_nothing():
 
     with pytest.raises(aioenv.WorkerStartError, match="RuntimeError: no"):
         sync.VectorEnv([fails])
+
+
+def test_a_loop_thread_whose_start_is_interrupted_ends(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    with leak_check():
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sync.VectorEnv([Counter])
 
 
 def test_a_forgotten_one_is_closed_when_it_is_collected():
