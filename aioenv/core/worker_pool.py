@@ -30,7 +30,7 @@ from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import dump_code, load
-from aioenv.platform import usable_cpus
+from aioenv.platform import INTERRUPTING, HeldSignals, usable_cpus
 from aioenv.process.async_resource import gather_internal, internal_task, wait_through_cancel
 from aioenv.process.failures import cannot_start
 from aioenv.process.launch import check_start
@@ -104,13 +104,15 @@ def make_program(
     """
     spans = spread(len(factories), num_workers)
     common = None if autoreset_options is None else ("autoreset_options", autoreset_options)
-    if live:
-        return WorkerCode(CodeSnapshot(factories, spans, live=True, common=common), spans, None)
-    registry = capture_registry()
-    program = CodeSnapshot(
-        factories, spans, names=registry.names, specs=registry.specs, portable=portable, common=common
-    )
-    return WorkerCode(program, spans, registry.entries)
+    # what a signal handler raises would seem to come from an object that does not pickle
+    with HeldSignals(*INTERRUPTING, twice=False):
+        if live:
+            return WorkerCode(CodeSnapshot(factories, spans, live=True, common=common), spans, None)
+        registry = capture_registry()
+        program = CodeSnapshot(
+            factories, spans, names=registry.names, specs=registry.specs, portable=portable, common=common
+        )
+        return WorkerCode(program, spans, registry.entries)
 
 
 def needed_by(factories: Iterable[Callable[[], Any]]) -> tuple[str, ...]:

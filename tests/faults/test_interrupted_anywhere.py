@@ -17,7 +17,7 @@ import pytest
 import aioenv
 from aioenv import sync
 from aioenv.sync import blocking, portal
-from tests.kits.blocking_kit import paused, step_in_two
+from tests.kits.blocking_kit import handled, paused, step_in_two
 
 N = 2
 ACTIONS = np.zeros(N, np.int64)
@@ -273,6 +273,25 @@ def test_runs_interrupted_anywhere(run):
             assert envs.step(ACTIONS)[0].tolist() == [1] * N, number
             number += 1
     assert number > 10
+
+
+class Rings:
+    """Is pickled while a signal arrives."""
+
+    def __reduce__(self):
+        signal.raise_signal(signal.SIGUSR1)
+        return Rings, ()
+
+
+@pytest.mark.parametrize("num_workers", [1, 0])
+def test_a_handler_that_raises_while_code_is_collected_is_no_object_that_does_not_pickle(num_workers):
+    rings = Rings()
+
+    def interrupt(*_):
+        raise Interrupted
+
+    with handled(signal.SIGUSR1, interrupt), pytest.raises(Interrupted):
+        sync.VectorEnv([lambda: rings and Count()], num_workers=num_workers)
 
 
 def test_a_close_that_was_interrupted_is_made_good_by_the_next():
