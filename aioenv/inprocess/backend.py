@@ -14,7 +14,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from signal import SIGINT
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -44,7 +43,7 @@ from aioenv.errors import (
 from aioenv.inprocess.owned_env import END_S, SINGLE_ARRAY, OwnedEnv, ends_program
 from aioenv.inprocess.requests import InProcessRequest, InProcessRequests, gather_infos, owned
 from aioenv.ipc.messages import reason_of, traceback_of
-from aioenv.platform import HeldSignals
+from aioenv.platform import INTERRUPTING, HeldSignals
 from aioenv.process.async_resource import gather_internal
 from aioenv.process.env_thread import YIELD_AFTER_S, RunTimes, yield_to_loop
 from aioenv.rendering.pixels import PixelsRefused, PixelStates, replace_states
@@ -478,7 +477,7 @@ class InProcessBackend:
     def step_inline(self, actions: Any, done: list[StepResult]) -> None:
         """Step all slots on the caller's thread, while the loop is idle and can't run.
 
-        Ctrl-C is held back until the step is over; the result waits for `recv` then, or is in `done`.
+        Ctrl-C and other signals are held back until the step is over; then `recv` has the result, or `done`.
 
         Args:
             actions: a batch of actions.
@@ -489,7 +488,7 @@ class InProcessBackend:
         self.table.note_steps(_ALL, self.num_envs)
         value: StepResult | EnvError | None = None
         try:
-            with HeldSignals(SIGINT, twice=False):
+            with HeldSignals(*INTERRUPTING, twice=False):
                 try:
                     value = self._env.step(checked, self._copy, None)
                 except BaseException as exc:

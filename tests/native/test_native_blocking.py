@@ -15,7 +15,7 @@ import aioenv
 from aioenv import sync
 from aioenv.platform import HeldSignals
 from aioenv.testing import leak_check
-from tests.kits.blocking_kit import check_forked_copy
+from tests.kits.blocking_kit import Rung, check_forked_copy, handled
 
 N = 2
 ACTIONS = np.zeros((N, 1), np.float32)
@@ -181,6 +181,20 @@ def test_ctrl_c_waits_for_the_step_whose_result_waits_for_recv(copy):
             envs.step(ACTIONS)
         assert envs.step(ACTIONS).obs.tolist() == [8.0, 8.0]  # untaken results are dropped
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_signals_wait_for_the_step_as_well():
+    once = [lambda: signal.raise_signal(signal.SIGALRM)]
+
+    def ring(*_):
+        raise Rung
+
+    with handled(signal.SIGALRM, ring), make(during=lambda: once.pop()() if once else None) as envs:
+        envs.reset()
+        with pytest.raises(Rung):
+            envs.step(ACTIONS)
+        assert envs.recv(N).obs.tolist() == [2.0, 2.0]
+        assert envs.step(ACTIONS).obs.tolist() == [4.0, 4.0]
 
 
 def test_a_second_ctrl_c_does_not_wait():
