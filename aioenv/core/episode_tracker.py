@@ -78,12 +78,6 @@ class EpisodeTracker:
         """Return whether `note` must see an info of a step."""
         return bool(self.stats.events) or self._restarts or _KEY in info
 
-    def note_plain(
-        self, slots: npt.NDArray[np.int64], rewards: npt.NDArray[np.float64], over: npt.NDArray[np.bool_]
-    ) -> Ended:
-        """Count a step of slots, none of which failed, without its infos (see `reads`); return what ended."""
-        return self.stats.step(slots, rewards, over)
-
     @staticmethod
     def end_infos(ended: Ended) -> list[tuple[int, dict[str, Any]]]:
         """Return the ends of episodes as info dicts, with their rows."""

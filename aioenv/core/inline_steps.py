@@ -149,10 +149,10 @@ class InlineSteps:
             info, self._rows = merge_rows(infos, self._num_envs), infos
         elif not infos or (not isinstance(infos, bytes) and self._keeps_rows(infos)):
             self._rows = [] if isinstance(infos, bytes) else infos
-            if self._episodes is not None:
-                self._note_ends(part, self._episodes.note_plain(part.slots, reward, terminated | truncated))
+            if self._episodes is not None:  # what `EpisodeTracker.note` does if there is no info to read
+                self._note_ends(part, self._episodes.stats.step(part.slots, reward, terminated | truncated))
             if self._rows:
-                info = row_dicts(self._rows, (), self._num_envs)
+                info = row_dicts(self._rows)
             elif part.columns:
                 info = self._scheduler.merge_infos(part.columns, self._num_envs)
         else:

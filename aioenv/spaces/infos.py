@@ -488,13 +488,13 @@ def merge_infos_or_rows(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     infos = _merge_columns(parts, size)
     if infos is None and any(part.schema is NO_RESULT for part in parts):
         return merge_infos(parts, size)
-    return row_dicts((), parts, size) if infos is None else infos
+    return row_dicts(_by_row(parts, size)) if infos is None else infos
 
 
-def row_dicts(rows: Sequence[tuple[int, dict[str, Any]]], parts: Sequence[Columns], size: int) -> RowDicts:
-    """Merge info dicts, with their rows, and columns, row by row."""
+def row_dicts(rows: Iterable[tuple[int, dict[str, Any]]]) -> RowDicts:
+    """Merge info dicts, with their rows, row by row."""
     infos = RowDicts()
-    for position, info in [*rows, *_by_row(parts, size)]:
+    for position, info in rows:
         infos.setdefault(position, {}).update(info)
     return infos
 
